@@ -1,0 +1,132 @@
+"""Structured logs: one JSON object per line, or coloured text for a person, with the ids of what is being done.
+
+Ids travel in context variables, so a line written deep in a provider still names its agent, step and request. Every
+line passes a redactor as a last net; the first one is that secrets are never handed to a logger.
+Source: issue §1 (ids in logs), DESIGN §2, invariant 7.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Final, Literal, TextIO
+
+import structlog
+
+__all__ = ["Level", "configure", "get_logger", "ids", "redact"]
+
+Level = Literal["debug", "info", "warning", "error"]
+
+_LEVELS: Final[Mapping[Level, int]] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+REDACTED: Final = "[redacted]"
+
+_SECRET_FIELDS: Final = re.compile(
+    r"(^|_)(authorization|api_?keys?|passwords?|secrets?|tokens?|credentials?|cookie|dsn|database_url)$", re.IGNORECASE
+)
+_COUNTS: Final = frozenset({"tokens", "input_tokens", "output_tokens", "max_tokens", "total_tokens", "cached_tokens"})
+_SECRET_TEXTS: Final = re.compile(
+    r"""omnara_(?:pat|org|daemon)_v1_\w+          # our own bearer tokens
+      | \bsk-[\w-]{16,}                           # provider keys
+      | (?<=Bearer\ )[\w.~+/=-]{8,}
+      | (?<=x-api-key:\ )\S{8,}
+      | (?<=://)[^/\s:@]*:[^/\s@]+(?=@)           # user and password of a URL
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def redact(text: str) -> str:
+    """Return `text` without anything that looks like a bearer token, a provider key or a URL's password."""
+    return _SECRET_TEXTS.sub(REDACTED, text)
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {key: _field(str(key), item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_redacted(item) for item in value]
+    return value
+
+
+def _field(name: str, value: Any) -> Any:
+    if name not in _COUNTS and _SECRET_FIELDS.search(name) and value is not None and not isinstance(value, bool):
+        return REDACTED
+    return _redacted(value)
+
+
+def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for name, value in event.items():
+        event[name] = _field(name, value)
+    return event
+
+
+def configure(
+    level: Level = "info", form: Literal["auto", "json", "console"] = "auto", *, stream: TextIO | None = None
+) -> None:
+    """Set up the process's logging, ours and that of libraries, on `stream` (default: standard error).
+
+    `auto` writes for a person when `stream` is a terminal and JSON otherwise. May be called again; the last call wins.
+    """
+    out = stream if stream is not None else sys.stderr
+    as_text = form == "console" or (form == "auto" and out.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _redact_event,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=out.isatty())
+        if as_text
+        else structlog.processors.JSONRenderer(ensure_ascii=False)
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(_LEVELS[level])
+    # Libraries that log every request or reconnection would drown our own lines.
+    for noisy in ("aiohttp.access", "httpx", "httpcore", "anthropic", "openai", "asyncio", "trafilatura"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, _LEVELS[level]))
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """Return the logger of a module: `log = get_logger(__name__)`. Events are short phrases, facts are fields."""
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return logger
+
+
+@contextmanager
+def ids(**values: object) -> Iterator[None]:
+    """Add `agent_id`, `step`, `worker_id`, `request_id` … to every line written inside, in this task and its children.
+
+    None values are left out. The former values come back at the end, also after an exception.
+    """
+    shown = {
+        name: value if isinstance(value, int) else str(value) for name, value in values.items() if value is not None
+    }
+    with structlog.contextvars.bound_contextvars(**shown):
+        yield

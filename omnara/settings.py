@@ -1,0 +1,94 @@
+"""Reads the settings: the only module that looks at the environment.
+
+A wrong value stops the start with a sentence that names the variable; a variable that is no setting is pointed out,
+since a misspelt limit that silently does nothing is found in the worst hour.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from omnara.errors import ConfigurationError
+from omnara.setting_table import SPECS, Settings
+from omnara.setting_types import Address, Role, Spec, default_text, parse
+
+__all__ = ["Address", "Role", "Settings", "Spec", "child_environment", "load", "markdown_table", "unknown_variables"]
+
+_DEFAULTS: Final = Settings()
+_IGNORED_PREFIX: Final = "OMNARA_TEST_"
+"""Variables of the test suite, which a server started by a test inherits."""
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings from `environ` (default: the process environment). An empty variable counts as unset.
+
+    Raises ConfigurationError that names each bad variable and says what its value should look like.
+    """
+    source = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, kind, spec in SPECS:
+        text = source.get(spec.env, "")
+        if not text.strip():
+            continue
+        try:
+            values[name] = parse(name, kind, spec, text)
+        except ValueError as error:
+            problems.append(f"{spec.env} {error}")
+    settings = Settings(**values)
+    problems.extend(_contradictions(settings))
+    if problems:
+        raise ConfigurationError("; ".join(problems))
+    return settings
+
+
+def _contradictions(settings: Settings) -> Iterator[str]:
+    if settings.worker_renew_s * 3 > settings.worker_lease_s:
+        yield (
+            f"OMNARA_WORKER_RENEW ({settings.worker_renew_s:g} s) must be at most a third of "
+            f"OMNARA_WORKER_LEASE ({settings.worker_lease_s:g} s), or one late renewal looks like a death"
+        )
+    if settings.model_retry_base_s > settings.model_retry_cap_s:
+        yield "OMNARA_MODEL_RETRY_BASE must not be above OMNARA_MODEL_RETRY_CAP"
+    if settings.database_direct_url and not settings.database_url:
+        yield "OMNARA_DATABASE_DIRECT_URL needs OMNARA_DATABASE_URL; set both or neither"
+    if bool(settings.secret_encryption_keys) != bool(settings.secret_encryption_active_key):
+        yield "OMNARA_SECRET_ENCRYPTION_KEYS and OMNARA_SECRET_ENCRYPTION_ACTIVE_KEY: set both or neither"
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return a warning for each `OMNARA_` variable that is no setting, with the closest name that is one."""
+    source = os.environ if environ is None else environ
+    known = [spec.env for _, _, spec in SPECS]
+    warnings: list[str] = []
+    for name in sorted(source):
+        if not name.startswith("OMNARA_") or name in known or name.startswith(_IGNORED_PREFIX):
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "run `omnara settings` for the list"
+        warnings.append(f"{name} is not a setting and has no effect; {hint}")
+    return warnings
+
+
+def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment for a child: without any setting of ours, then with `overrides`.
+
+    So a server started by the demo never reaches the operator's database or provider keys by accident.
+    """
+    ours = {spec.env for _, _, spec in SPECS}
+    kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith("OMNARA_")}
+    return kept | dict(overrides)
+
+
+def markdown_table() -> str:
+    """Return the table of settings for the README: name, default, meaning. Ends without a line break."""
+    lines = ["| Variable | Default | Meaning |", "|---|---|---|"]
+    for name, _, spec in SPECS:
+        default = default_text(getattr(_DEFAULTS, name))
+        if name == "data_dir":  # differs between root and others, and the table must not depend on who prints it
+            default = "~/.local/share/omnara"
+        lines.append(f"| `{spec.env}` | {f'`{default}`' if default else ''} | {spec.meaning} |")
+    return "\n".join(lines)
