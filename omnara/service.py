@@ -157,7 +157,7 @@ class Supervisor:
     async def run(self, shutdown: Shutdown, *, on_ready: Callable[[], None] | None = None) -> Ended:
         """Start all parts, serve until `shutdown` or a failure, stop all, and say why it ended.
 
-        Errors of `start` pass through after what had started was stopped. Cancellation stops everything without a drain.
+        Errors of `start` pass through once what had started is stopped. Cancellation stops everything without a drain.
         """
         try:
             if not await self._start_unless(shutdown):
@@ -175,8 +175,8 @@ class Supervisor:
         for service in self._services:
             # Entered before it has started: a start that fails half-way needs its stop as well.
             self._started.append(service)
-            starting = asyncio.ensure_future(service.start())
-            stopping = asyncio.ensure_future(shutdown.wait())
+            starting = asyncio.create_task(service.start())
+            stopping = asyncio.create_task(shutdown.wait())
             try:
                 await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if not starting.done():
@@ -189,8 +189,8 @@ class Supervisor:
         return True
 
     async def _serve(self, shutdown: Shutdown) -> Ended:
-        watches = {asyncio.ensure_future(service.watch()): service for service in self._services}
-        stopping = asyncio.ensure_future(shutdown.wait())
+        watches = {asyncio.create_task(service.watch()): service for service in self._services}
+        stopping = asyncio.create_task(shutdown.wait())
         try:
             await asyncio.wait((stopping, *watches), return_when=asyncio.FIRST_COMPLETED)
             crashed = _first_crash(watches)
@@ -201,18 +201,17 @@ class Supervisor:
         finally:
             await _cancelled(stopping, *watches)
 
-    async def _drain(self, shutdown: Shutdown, watches: dict[asyncio.Future[None], Service]) -> Ended:
+    async def _drain(self, shutdown: Shutdown, watches: dict[asyncio.Task[None], Service]) -> Ended:
         """Let all parts finish, at most for the drain time-out, until a second request or until one fails."""
         deadline = Deadline(self._drain_timeout_s)
         log.info("draining", timeout_s=self._drain_timeout_s)
-        drains = [asyncio.ensure_future(service.drain(deadline)) for service in reversed(self._services)]
-        finished = asyncio.ensure_future(asyncio.wait(drains))
-        hurry = asyncio.ensure_future(shutdown.wait_hurried())
+        drains = [asyncio.create_task(service.drain(deadline)) for service in reversed(self._services)]
+        finished = asyncio.create_task(asyncio.wait(drains))
+        hurry = asyncio.create_task(shutdown.wait_hurried())
         try:
             # The margin lets a part that watches the deadline itself finish tidily before it is cut.
-            await asyncio.wait(
-                (finished, hurry, *watches), timeout=deadline.remaining_s + 1, return_when=asyncio.FIRST_COMPLETED
-            )
+            ends: list[asyncio.Task[Any]] = [finished, hurry, *watches]
+            await asyncio.wait(ends, timeout=deadline.remaining_s + 1, return_when=asyncio.FIRST_COMPLETED)
             for drain in drains:
                 if drain.done() and not drain.cancelled() and (error := drain.exception()) is not None:
                     log.error("drain failed", exc_info=error)
@@ -228,11 +227,11 @@ class Supervisor:
             try:
                 async with asyncio.timeout(STOP_LIMIT_S):
                     await service.stop()
-            except Exception as error:  # noqa: BLE001 - the next part must be stopped whatever this one did
+            except Exception as error:  # the next part must be stopped whatever this one did
                 log.error("stop failed", service=service.name, exc_info=error)
 
 
-def _first_crash(watches: dict[asyncio.Future[None], Service]) -> Crashed | None:
+def _first_crash(watches: dict[asyncio.Task[None], Service]) -> Crashed | None:
     for watch, service in watches.items():
         if watch.done() and not watch.cancelled():
             error = watch.exception() or RuntimeError("the service ended by itself")
@@ -240,7 +239,7 @@ def _first_crash(watches: dict[asyncio.Future[None], Service]) -> Crashed | None
     return None
 
 
-async def _cancelled(*futures: asyncio.Future[Any]) -> None:
+async def _cancelled(*futures: asyncio.Task[Any]) -> None:
     """Cancel what is not done, wait for it, and take every error so that none is reported as forgotten."""
     for future in futures:
         future.cancel()
