@@ -1,0 +1,27 @@
+-- name: try_hold
+-- Takes a lock for the rest of the session if nobody has it. Index: none.
+select pg_try_advisory_lock($1::bigint);
+
+-- name: try_hold_shared
+-- Takes a lock for the rest of the session, beside others that share it. Index: none.
+select pg_try_advisory_lock_shared($1::bigint);
+
+-- name: release
+-- Gives back one exclusive session lock. Index: none.
+select pg_advisory_unlock($1::bigint);
+
+-- name: free_keys
+-- Which of these locks nobody holds, by position. The try-locks end with the statement. Index: none.
+select k.position
+from unnest($1::bigint[]) with ordinality as k (key, position)
+where pg_try_advisory_xact_lock(k.key);
+
+-- name: probe_live_workers
+-- Which live workers, other than the asking one, have no connection left. Index: workers_live.
+select w.id
+from workers w
+where w.state = 'live' and w.id <> $1 and pg_try_advisory_xact_lock(w.lock_key);
+
+-- name: seconds_since_postgres_start
+-- Age of this server by its own clock. Index: none.
+select extract(epoch from clock_timestamp() - pg_postmaster_start_time())::float8;
