@@ -1,0 +1,158 @@
+"""The `advance` statement: turns up to 32 `Advance` values into its parallel arrays and reads the answer.
+
+Kept apart from the other queries because it is the hot path: one prepared statement, one round trip, no per-row work
+in Python beyond building the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from omnara.db.connection import Connection
+from omnara.db.sqlfiles import Queries
+from omnara.domain.advance import Advance, Advanced
+
+ADVANCE_SQL = Queries("advance")["advance"]
+
+MAX_GROUP = 32
+"""Agents in one statement. Source: coordination §10."""
+
+MAX_GROUP_BYTES = 1_000_000
+"""Bytes in one statement. Source: coordination §10."""
+
+
+def advance_parameters(worker_id: UUID, items: Sequence[Advance]) -> list[Any]:
+    """The statement's 66 parameters for these items, in their order (which must be sorted by agent)."""
+    return [worker_id, *_item_columns(items), *_event_columns(items), *_call_columns(items), *_other_columns(items)]
+
+
+async def advance(
+    connection: Connection, worker_id: UUID, items: Sequence[Advance], timeout_s: float
+) -> dict[int, Advanced]:
+    """Run the statement; the answer maps the index of an item to its outcome.
+
+    An item that is missing in the answer was either refused by its fence or skipped because its row was locked: only a
+    read tells them apart (coordination §10). Commits by itself (autocommit); an exception other than a definite SQL
+    error means that the outcome is unknown.
+    """
+    rows = await connection.fetch(ADVANCE_SQL, *advance_parameters(worker_id, items), timeout=timeout_s)
+    return {
+        row[0] - 1: Advanced(
+            begun=row[1],
+            kept=row[2],
+            first_sequence=row[3],
+            next_sequence=row[4],
+            inputs_gen=row[5],
+            turn_id=row[6],
+            turn_sequence=row[7],
+            step_number=row[8],
+            batch_sequence=row[9],
+            ready=row[10],
+            saved_at=row[11],
+        )
+        for row in rows
+    }
+
+
+def _item_columns(items: Sequence[Advance]) -> list[list[Any]]:
+    closes = [item.close for item in items]
+    begins = [item.begin for item in items]
+    return [
+        [item.agent_id for item in items],
+        [item.claim_token for item in items],
+        [item.epoch for item in items],
+        [item.gen for item in items],
+        [item.mode for item in items],
+        [len(item.events) for item in items],
+        [len(begin.admit) if begin else 0 for begin in begins],
+        [item.turn_open for item in items],
+        [item.output_position for item in items],
+        [item.opened for item in items],
+        [item.answered for item in items],
+        [item.attempt for item in items],
+        [item.retry_s for item in items],
+        [close.number if close else None for close in closes],
+        [close.state if close else None for close in closes],
+        [close.usage if close else None for close in closes],
+        [close.error if close else None for close in closes],
+        [close.next_action if close else None for close in closes],
+        [begin.kind if begin else None for begin in begins],
+        [begin.attempt if begin else None for begin in begins],
+        [begin.call_id if begin else None for begin in begins],
+        [begin.config_id if begin else None for begin in begins],
+        [begin.revision_id if begin else None for begin in begins],
+        [begin.turn_id if begin else None for begin in begins],
+        [begin.new_turn if begin else False for begin in begins],
+        [begin.secrets if begin and begin.secrets else None for begin in begins],
+        [item.ready_s for item in items],
+    ]
+
+
+def _event_columns(items: Sequence[Advance]) -> list[list[Any]]:
+    rows = []
+    for number, item in enumerate(items, 1):
+        rows += [(number, position, event) for position, event in enumerate(item.events)]
+        if item.begin is not None:
+            start = len(item.events)
+            rows += [(number, start + offset, entry.event) for offset, entry in enumerate(item.begin.admit)]
+    return [
+        [number for number, _, _ in rows],
+        [position for _, position, _ in rows],
+        [event.id for _, _, event in rows],
+        [event.kind for _, _, event in rows],
+        [event.turn_id for _, _, event in rows],
+        [event.turn_sequence for _, _, event in rows],
+        [event.is_opening for _, _, event in rows],
+        [event.is_semantic for _, _, event in rows],
+        [event.payload for _, _, event in rows],
+        [event.meta for _, _, event in rows],
+        [event.replay for _, _, event in rows],
+    ]
+
+
+def _call_columns(items: Sequence[Advance]) -> list[list[Any]]:
+    rows = [(number, item, call) for number, item in enumerate(items, 1) for call in item.calls]
+    moved = [(number, call) for number, item in enumerate(items, 1) for call in item.moved]
+    return [
+        [number for number, _, _ in rows],
+        [call.ordinal for _, _, call in rows],
+        [call.id for _, _, call in rows],
+        [item.turn_id for _, item, _ in rows],
+        [item.turn_sequence for _, item, _ in rows],
+        [call.provider_call_id for _, _, call in rows],
+        [call.name for _, _, call in rows],
+        [call.type for _, _, call in rows],
+        [call.input for _, _, call in rows],
+        [call.state for _, _, call in rows],
+        [call.outcome for _, _, call in rows],
+        [call.result_position for _, _, call in rows],
+        [call.run for _, _, call in rows],
+        [number for number, _ in moved],
+        [call.id for _, call in moved],
+        [call.state for _, call in moved],
+        [call.outcome for _, call in moved],
+        [call.result_position for _, call in moved],
+        [call.from_state for _, call in moved],
+    ]
+
+
+def _other_columns(items: Sequence[Advance]) -> list[list[Any]]:
+    asked = [(number, form) for number, item in enumerate(items, 1) for form in item.asked]
+    admitted = [
+        (number, entry.input_id, len(item.events) + offset)
+        for number, item in enumerate(items, 1)
+        if item.begin is not None
+        for offset, entry in enumerate(item.begin.admit)
+    ]
+    return [
+        [number for number, _ in asked],
+        [form.id for _, form in asked],
+        [form.tool_call_id for _, form in asked],
+        [form.kind for _, form in asked],
+        [form.request for _, form in asked],
+        [number for number, _, _ in admitted],
+        [input_id for _, input_id, _ in admitted],
+        [position for _, _, position in admitted],
+    ]

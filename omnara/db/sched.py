@@ -1,0 +1,82 @@
+"""Queries on the hot row `agent_sched`: claiming, looking at claims, giving them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from omnara.db.connection import Connection
+from omnara.db.sqlfiles import Queries
+from omnara.domain.claim import Claim, ClaimState, HeldClaim
+
+_SQL = Queries("sched")
+
+ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
+"""A lower bound of the claim scan that leaves nothing out."""
+
+
+async def claim_agents(
+    connection: Connection, worker_id: UUID, *, limit: int, since: datetime, token: int, suspects: bool
+) -> list[Claim]:
+    """Claim up to `limit` ready agents, oldest first. Commits by itself, synchronously (coordination §4).
+
+    `since` bounds the index scan; `token` is 63 random bits, new for each call. Claims nothing when the worker is not
+    live. An exception other than a definite SQL error leaves it unknown whether agents were claimed: reconcile finds out.
+    """
+    rows = await connection.fetch(_SQL["claim_agents"], worker_id, limit, since, token, suspects)
+    return [Claim(*row[:16], _ranges(row[16]), row[17], row[18], row[19]) for row in rows]
+
+
+async def own_claims(connection: Connection, worker_id: UUID) -> list[HeldClaim]:
+    """Return every claim that the database says this worker holds."""
+    rows = await connection.fetch(_SQL["own_claims"], worker_id)
+    return [HeldClaim(*row) for row in rows]
+
+
+async def read_claim(
+    connection: Connection, agent_id: UUID, *, step_number: int | None, event_id: UUID | None, from_sequence: int
+) -> ClaimState | None:
+    """Return the hot row with the evidence for a save of unknown outcome, or None when the agent is not there."""
+    row = await connection.fetchrow(_SQL["read_claim"], agent_id, step_number, event_id, from_sequence)
+    return None if row is None else ClaimState(*row)
+
+
+async def give_back(connection: Connection, worker_id: UUID, claims: Sequence[tuple[UUID, int, int]]) -> set[UUID]:
+    """Release claims (agent, token, epoch) without a saved step; returns the agents that were still held.
+
+    A locked hot row is skipped: call again for those that are missing and still held. Commits by itself.
+    """
+    ordered = sorted(claims)
+    rows = await connection.fetch(
+        _SQL["give_back"], worker_id, [c[0] for c in ordered], [c[1] for c in ordered], [c[2] for c in ordered]
+    )
+    return {row[0] for row in rows}
+
+
+async def oldest_waiter(connection: Connection, *, at_least_s: float, since: datetime) -> float | None:
+    """Age in seconds of the longest-ready agent if at least `at_least_s`, else None. Bounded scan (coordination §7)."""
+    age: float | None = await connection.fetchval(_SQL["oldest_waiter"], at_least_s, since)
+    return age
+
+
+async def queue_depth(connection: Connection) -> tuple[int, float]:
+    """Return how many agents are ready and unclaimed, and the age of the oldest in seconds."""
+    row = await connection.fetchrow(_SQL["queue_depth"])
+    return (0, 0.0) if row is None else (row[0], row[1])
+
+
+async def agents_by_status(connection: Connection) -> dict[str, int]:
+    """Return the number of agents by derived status. Reads the whole hot table: for metrics once a minute."""
+    rows = await connection.fetch(_SQL["agents_by_status"])
+    return {row[0]: row[1] for row in rows}
+
+
+def _ranges(multirange: Any) -> tuple[tuple[int, int], ...]:
+    if not multirange:
+        return ()
+    return tuple(
+        (part.lower if part.lower is not None else 0, part.upper if part.upper is not None else 2**62)
+        for part in multirange
+    )

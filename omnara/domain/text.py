@@ -1,0 +1,41 @@
+"""Cleaning of text at the entrances: what Postgres and the providers refuse must never enter history.
+
+NUL and lone surrogates become U+FFFD in *values*; the six literal characters of an escaped NUL stay as they are.
+Source: field-reports B13.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_BAD = re.compile("[\x00\ud800-\udfff]")
+
+
+def clean_text(text: str) -> str:
+    """Return `text` with NUL and lone surrogates replaced; pairs of surrogates are joined first."""
+    if text.isascii():
+        return text.replace("\x00", "\ufffd") if "\x00" in text else text
+    if _BAD.search(text) is None:
+        return text
+    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return joined.replace("\x00", "\ufffd")
+
+
+def clean(value: Any) -> Any:
+    """Clean every string inside a JSON-like value, keys included. Returns the same object when nothing was bad."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, list):
+        items = [clean(item) for item in value]
+        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    if isinstance(value, dict):
+        pairs = [(clean_text(key), clean(item)) for key, item in value.items()]
+        same = all(k is key and v is item for (k, v), (key, item) in zip(pairs, value.items(), strict=True))
+        return value if same else dict(pairs)
+    return value
+
+
+def is_blank(text: str) -> bool:
+    """True when a provider would refuse the text as empty (Source: field-reports B04)."""
+    return not text.strip()

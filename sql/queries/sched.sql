@@ -1,0 +1,90 @@
+-- name: claim_agents
+-- Take up to $2 of the agents that have been ready longest, as live worker $1. $3 is the lower bound of the scan
+-- (the last claimed ready_at minus 1 s, or -infinity once a second): dead index entries before it are not walked.
+-- Suspects (agents whose last worker died) are taken only when $5, one at a time.
+-- Index: agent_sched_ready, workers_pkey.
+with w as (
+  select id from workers where id = $1 and state = 'live' for share
+),
+c as materialized (
+  select s.agent_id from agent_sched s, w
+  where s.worker_id is null and s.gate = 'open' and s.ready_at >= $3 and s.ready_at <= statement_timestamp()
+    and (s.deaths = 0 or ($5 and s.agent_id = any(array(
+      select p.agent_id from agent_sched p
+      where p.worker_id is null and p.gate = 'open' and p.ready_at >= $3 and p.ready_at <= statement_timestamp()
+        and p.deaths > 0
+      order by p.ready_at, p.agent_id limit 1 for no key update skip locked))))
+  order by s.ready_at, s.agent_id limit $2
+  for no key update of s skip locked
+)
+update agent_sched s
+set worker_id = $1, claim_token = $4, epoch = s.epoch + 1, ready_at = null
+from (select s0.agent_id, s0.ready_at from agent_sched s0 where s0.agent_id = any(array(select agent_id from c))) was
+where s.agent_id = was.agent_id
+returning s.agent_id, s.project_id, s.claim_token, s.epoch,
+  extract(epoch from statement_timestamp() - was.ready_at)::float8 as waited_s,
+  s.next_sequence, s.inputs_gen, s.turn_id, s.turn_sequence, s.turn_open, s.batch_sequence, s.open_calls, s.attempt, s.step_number, s.deaths,
+  s.history_version, s.void, s.config_id,
+  extract(epoch from s.retry_at - statement_timestamp())::float8 as retry_in_s, was.ready_at;
+
+-- name: own_claims
+-- Every claim that the database says worker $1 holds. Index: agent_sched_worker.
+select agent_id, claim_token, epoch, step_number, inputs_gen, next_sequence from agent_sched where worker_id = $1;
+
+-- name: read_claim
+-- One agent's hot row with evidence of a save whose outcome is unknown: the state of step $2, and the sequence of event
+-- $3 if it is there at or after $4. Index: agent_sched_pkey, steps_pkey, events_pkey.
+select s.worker_id, s.claim_token, s.epoch, s.next_sequence, s.inputs_gen, s.turn_id, s.turn_sequence, s.step_number,
+       s.batch_sequence, s.ready_at is not null as ready,
+       (select st.state from steps st where st.agent_id = s.agent_id and st.number = $2) as step_state,
+       (select e.sequence from events e where e.agent_id = s.agent_id and e.sequence >= $4 and e.id = $3) as event_sequence,
+       statement_timestamp() as read_at
+from agent_sched s where s.agent_id = $1;
+
+-- name: give_back
+-- Give claims back without a saved step: the started step is `released`, which counts neither as a death nor as a failed
+-- attempt. Running tool calls must not be among them (see recovery). Index: agent_sched_pkey, steps_pkey.
+with item as materialized (
+  select * from unnest($2::uuid[], $3::bigint[], $4::bigint[]) as i (agent_id, claim_token, epoch)
+),
+locked as materialized (
+  select s.agent_id from agent_sched s join item i on i.agent_id = s.agent_id
+  where s.worker_id = $1 and s.claim_token = i.claim_token and s.epoch = i.epoch
+  order by s.agent_id for no key update of s skip locked
+),
+u as (
+  update agent_sched s
+  set worker_id = null, claim_token = null, epoch = s.epoch + 1,
+      ready_at = least(s.ready_at, statement_timestamp())
+  from locked l where s.agent_id = l.agent_id and s.worker_id = $1
+  returning s.agent_id, s.step_number
+),
+st as (
+  update steps t set state = 'released', finished_at = statement_timestamp(), next_action = 'continue'
+  from u where t.agent_id = u.agent_id and t.number = u.step_number and t.state = 'started'
+)
+select agent_id from u;
+
+-- name: oldest_waiter
+-- Age in seconds of the agent that has been ready longest, if that is at least $1 seconds; else null.
+-- The bound keeps the scan to the head of the index. Index: agent_sched_ready.
+select extract(epoch from statement_timestamp() - s.ready_at)::float8 as age_s
+from agent_sched s
+where s.worker_id is null and s.gate = 'open' and s.ready_at <= statement_timestamp() - make_interval(secs => $1)
+  and s.ready_at >= $2
+order by s.ready_at limit 1;
+
+-- name: queue_depth
+-- Ready and unclaimed agents, and the age in seconds of the oldest (metrics, every few seconds). Index: agent_sched_ready.
+select count(*)::bigint as depth,
+       coalesce(extract(epoch from statement_timestamp() - min(ready_at)), 0)::float8 as oldest_s
+from agent_sched where worker_id is null and gate = 'open' and ready_at <= statement_timestamp();
+
+-- name: agents_by_status
+-- Agents by derived status (metrics, once a minute). Reads the whole narrow table.
+select case when gate = 'paused' and worker_id is not null then 'pausing'
+            when gate <> 'open' then gate
+            when worker_id is not null or ready_at is not null then 'running'
+            when open_calls > 0 then 'waiting'
+            else 'idle' end as status, count(*)::bigint as agents
+from agent_sched group by 1;

@@ -1,0 +1,52 @@
+-- name: register_worker
+-- A new identity with a lease of $5 seconds. Index: workers_pkey.
+insert into workers (id, lock_key, roles, version, lease_expires_at)
+values ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5));
+
+-- name: renew_lease
+-- Extend the lease of a live worker; no row means that somebody declared it dead. Index: workers_pkey.
+update workers set lease_expires_at = greatest(lease_expires_at, clock_timestamp() + make_interval(secs => $2))
+where id = $1 and state = 'live' returning id;
+
+-- name: reattach_worker
+-- Take the identity up again after a lost session; no row means declared dead. Index: workers_pkey.
+update workers
+set attached_at = clock_timestamp(),
+    lease_expires_at = greatest(lease_expires_at, clock_timestamp() + make_interval(secs => $2))
+where id = $1 and state = 'live' returning id;
+
+-- name: stop_worker
+-- An orderly end: the worker holds no claims any more. Index: workers_pkey.
+update workers set state = 'stopped', ended_at = clock_timestamp() where id = $1 and state = 'live';
+
+-- name: live_workers
+-- Live workers other than $1 and whether their lease has run out. Index: workers_live.
+select id, lock_key, lease_expires_at < clock_timestamp() as expired from workers where state = 'live' and id <> $1;
+
+-- name: probe_workers
+-- Which live workers other than $1 have lost every connection: their lock can be taken. The locks are released with the
+-- statement's transaction. The second column tells leases that ran out. Never waits. Index: workers_live.
+select id, pg_try_advisory_xact_lock(lock_key) as gone, lease_expires_at < clock_timestamp() as expired
+from workers where state = 'live' and id <> $1;
+
+-- name: declare_dead
+-- First of two statements: mark workers dead. The key is held exclusively while the row changes, so that a worker that
+-- re-attaches at this moment and this statement cannot both win. Expired ones ($2) may still hold their lock.
+-- Index: workers_pkey.
+update workers set state = 'dead', ended_at = clock_timestamp()
+where id = any($1::uuid[]) and state = 'live'
+  and (pg_try_advisory_xact_lock(lock_key) or (id = any($2::uuid[]) and lease_expires_at < clock_timestamp()))
+returning id;
+
+-- name: postmaster_age
+-- Seconds since this Postgres started: nobody is declared dead during the grace after a start.
+select extract(epoch from clock_timestamp() - pg_postmaster_start_time())::float8 as age_s;
+
+-- name: forget_workers
+-- Drop rows of workers that ended more than a day ago and hold nothing. Index: workers_pkey, agent_sched_worker.
+delete from workers w where w.state <> 'live' and w.ended_at < clock_timestamp() - interval '1 day'
+  and not exists (select from agent_sched s where s.worker_id = w.id);
+
+-- name: workers_alive
+-- How many workers are live (metric). Index: workers_live.
+select count(*)::bigint as alive from workers where state = 'live';
