@@ -1,0 +1,39 @@
+"""An async client for an Omnara server: launch agents, follow their events, answer their calls and questions."""
+
+from omnara.client.client import Client
+from omnara.client.errors import ApiError, ClientError, ServerUnreachable, StreamBroken
+from omnara.client.stream import EventStream, StreamItem
+from omnara.client.turns import turn_is_over
+from omnara.client.types import (
+    Agent,
+    AgentStatus,
+    Delta,
+    Event,
+    Input,
+    Interaction,
+    Launched,
+    Links,
+    ToolCall,
+    ToolCallUpdate,
+)
+
+__all__ = [
+    "Agent",
+    "AgentStatus",
+    "ApiError",
+    "Client",
+    "ClientError",
+    "Delta",
+    "Event",
+    "EventStream",
+    "Input",
+    "Interaction",
+    "Launched",
+    "Links",
+    "ServerUnreachable",
+    "StreamBroken",
+    "StreamItem",
+    "ToolCall",
+    "ToolCallUpdate",
+    "turn_is_over",
+]
