@@ -1,0 +1,164 @@
+-- name: events_after
+-- A page of the log after sequence $2, oldest first. Index: events_pkey.
+select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at
+from events where agent_id = $1 and sequence > $2 order by sequence limit $3;
+
+-- name: events_before
+-- A page of the log before sequence $2, newest first. Index: events_pkey.
+select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at
+from events where agent_id = $1 and sequence < $2 order by sequence desc limit $3;
+
+-- name: turn_bounds
+-- Where a turn starts and (exclusive) ends; the end of the last turn is null. Index: turns_agent_id_id_key, turns_pkey.
+select t.turn_sequence, t.first_sequence,
+       (select n.first_sequence from turns n
+         where n.agent_id = t.agent_id and n.turn_sequence > t.turn_sequence order by n.turn_sequence limit 1) as until
+from turns t where t.agent_id = $1 and t.id = $2;
+
+-- name: turn_events
+-- A page of one turn's events before sequence $3 and from $2 on, newest first. Index: events_pkey.
+select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at
+from events where agent_id = $1 and sequence >= $2 and sequence < $3 order by sequence desc limit $4;
+
+-- name: list_turns
+-- Turns before turn $2, newest first, with the sequences of their noteworthy events. A turn's openings stand together at
+-- its start, so the first event that is none ends them. Index: turns_pkey, events_pkey.
+select t.turn_sequence, t.id, t.started_at, t.first_sequence, b.until,
+       coalesce((select o.sequence from events o
+                  where o.agent_id = t.agent_id and o.sequence >= t.first_sequence and o.sequence < b.until
+                    and not o.is_opening order by o.sequence limit 1), b.until) as openings_until,
+       (select e.sequence from events e
+         where e.agent_id = t.agent_id and e.sequence >= t.first_sequence and e.sequence < b.until and e.is_semantic
+         order by e.sequence desc limit 1) as latest_semantic
+from (select * from turns where agent_id = $1 and turn_sequence < $2 order by turn_sequence desc limit $3) t
+cross join lateral (
+  select coalesce((select n.first_sequence from turns n
+                    where n.agent_id = t.agent_id and n.turn_sequence > t.turn_sequence
+                    order by n.turn_sequence limit 1),
+                  (select s.next_sequence from agent_sched s where s.agent_id = t.agent_id)) as until) b
+order by t.turn_sequence desc;
+
+-- name: events_at
+-- The events with the given sequences, oldest first. Index: events_pkey.
+select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at
+from events where agent_id = $1 and sequence = any($2::bigint[]) order by sequence;
+
+-- name: agent_status
+-- What the flat API says of an agent besides its output. Index: agent_sched_pkey, steps_pkey.
+select o.status, o.name, o.model, o.temperature, o.system_prompt, o.last_step, o.last_sequence, o.turns, o.open_calls,
+       o.deaths, o.created_at, o.updated_at, o.archived_at, st.kind as step_kind, st.state as step_state,
+       st.attempt as step_attempt, st.started_at as step_started_at, st.finished_at as step_finished_at, st.next_action,
+       st.error as step_error, st.retry_at as step_retry_at, s.turn_open, s.retry_at
+from agents_overview o
+join agent_sched s on s.agent_id = o.agent_id
+left join steps st on st.agent_id = o.agent_id and st.number = o.last_step
+where o.agent_id = $1;
+
+-- name: last_output
+-- The newest model output with text. Reads backwards from the end of the log. Index: events_pkey.
+select payload from events
+where agent_id = $1 and kind = 'model_output'
+  and payload::jsonb @? '$.content_blocks[*] ? (@.type == "text")'
+order by sequence desc limit 1;
+
+-- name: usage_sums
+-- Tokens of all steps of an agent, added up over whatever counters their usage holds. Index: steps_pkey.
+select u.key as counter, sum((u.value #>> '{}')::numeric)::bigint as total
+from steps st, json_each(st.usage) u
+where st.agent_id = $1 and json_typeof(st.usage) = 'object' and json_typeof(u.value) = 'number'
+group by u.key order by u.key;
+
+-- name: list_steps
+-- The journal of an agent after step $2, oldest first, for people. Index: steps_pkey.
+select step, "timestamp", finished_at, kind, attempt, status, tool_request, tool_response, llm_output, next_action,
+       secrets_used, error, usage
+from agent_steps where agent_id = $1 and step > $2 order by step limit $3;
+
+-- name: list_overview
+-- Agents of a project with their status, newest first, after a (time, id) key; `$2` is a status or null.
+-- Index: agents_newest for the order; the status is derived.
+select agent_id, name, status, model, last_step, last_sequence, turns, open_calls, deaths, created_at, updated_at,
+       archived_at
+from agents_overview
+where project_id = $1 and ($2::text is null or status = $2)
+  and ($3::timestamptz is null or (created_at, agent_id) < ($3, $4::uuid))
+order by created_at desc, agent_id desc limit $5;
+
+-- name: diagnosis
+-- Facts about a crashed agent: deaths in a row and the newest failed step's error. Index: agent_sched_pkey, steps_pkey.
+select s.deaths, (select st.error from steps st
+                   where st.agent_id = s.agent_id and st.number > s.step_number - 20 and st.error is not null
+                   order by st.number desc limit 1) as error
+from agent_sched s where s.agent_id = $1;
+
+-- name: list_agents_created_desc
+-- Active agents of a project by created_at desc, after a (created_at, id) key; `$2` is a pattern or null. Index: agents_newest.
+select a.id, a.org_id, a.project_id, a.name, a.current_config_id, a.created_at, a.updated_at, a.archived_at,
+       p.name as provider_config, m.name as model
+from agents a
+join agent_configs c on c.id = a.current_config_id
+join configured_models m on m.id = c.configured_model_id
+join model_provider_configs p on p.id = m.provider_config_id
+where a.project_id = $1 and a.archived_at is null and ($2::text is null or a.name ilike $2)
+  and ($3::timestamptz is null or (a.created_at, a.id) < ($3, $4::uuid))
+order by a.created_at desc, a.id desc limit $5;
+
+-- name: list_agents_created_asc
+-- Active agents of a project by created_at asc, after a (created_at, id) key; `$2` is a pattern or null. Index: agents_newest (scan of the project).
+select a.id, a.org_id, a.project_id, a.name, a.current_config_id, a.created_at, a.updated_at, a.archived_at,
+       p.name as provider_config, m.name as model
+from agents a
+join agent_configs c on c.id = a.current_config_id
+join configured_models m on m.id = c.configured_model_id
+join model_provider_configs p on p.id = m.provider_config_id
+where a.project_id = $1 and a.archived_at is null and ($2::text is null or a.name ilike $2)
+  and ($3::timestamptz is null or (a.created_at, a.id) > ($3, $4::uuid))
+order by a.created_at asc, a.id asc limit $5;
+
+-- name: list_agents_updated_desc
+-- Active agents of a project by updated_at desc, after a (updated_at, id) key; `$2` is a pattern or null. Index: agents_newest (scan of the project).
+select a.id, a.org_id, a.project_id, a.name, a.current_config_id, a.created_at, a.updated_at, a.archived_at,
+       p.name as provider_config, m.name as model
+from agents a
+join agent_configs c on c.id = a.current_config_id
+join configured_models m on m.id = c.configured_model_id
+join model_provider_configs p on p.id = m.provider_config_id
+where a.project_id = $1 and a.archived_at is null and ($2::text is null or a.name ilike $2)
+  and ($3::timestamptz is null or (a.updated_at, a.id) < ($3, $4::uuid))
+order by a.updated_at desc, a.id desc limit $5;
+
+-- name: list_agents_updated_asc
+-- Active agents of a project by updated_at asc, after a (updated_at, id) key; `$2` is a pattern or null. Index: agents_newest (scan of the project).
+select a.id, a.org_id, a.project_id, a.name, a.current_config_id, a.created_at, a.updated_at, a.archived_at,
+       p.name as provider_config, m.name as model
+from agents a
+join agent_configs c on c.id = a.current_config_id
+join configured_models m on m.id = c.configured_model_id
+join model_provider_configs p on p.id = m.provider_config_id
+where a.project_id = $1 and a.archived_at is null and ($2::text is null or a.name ilike $2)
+  and ($3::timestamptz is null or (a.updated_at, a.id) > ($3, $4::uuid))
+order by a.updated_at asc, a.id asc limit $5;
+
+-- name: list_agents_name_desc
+-- Active agents of a project by name desc, after a (name, id) key; `$2` is a pattern or null. Index: agents_newest (scan of the project).
+select a.id, a.org_id, a.project_id, a.name, a.current_config_id, a.created_at, a.updated_at, a.archived_at,
+       p.name as provider_config, m.name as model
+from agents a
+join agent_configs c on c.id = a.current_config_id
+join configured_models m on m.id = c.configured_model_id
+join model_provider_configs p on p.id = m.provider_config_id
+where a.project_id = $1 and a.archived_at is null and ($2::text is null or a.name ilike $2)
+  and ($3::text is null or (a.name, a.id) < ($3, $4::uuid))
+order by a.name desc, a.id desc limit $5;
+
+-- name: list_agents_name_asc
+-- Active agents of a project by name asc, after a (name, id) key; `$2` is a pattern or null. Index: agents_newest (scan of the project).
+select a.id, a.org_id, a.project_id, a.name, a.current_config_id, a.created_at, a.updated_at, a.archived_at,
+       p.name as provider_config, m.name as model
+from agents a
+join agent_configs c on c.id = a.current_config_id
+join configured_models m on m.id = c.configured_model_id
+join model_provider_configs p on p.id = m.provider_config_id
+where a.project_id = $1 and a.archived_at is null and ($2::text is null or a.name ilike $2)
+  and ($3::text is null or (a.name, a.id) > ($3, $4::uuid))
+order by a.name asc, a.id asc limit $5;
