@@ -86,7 +86,7 @@ class ConnectSettings(msgspec.Struct, frozen=True, kw_only=True):
     search_path: str = "public"
     connect_timeout_s: float = 5.0
     query_margin_s: float = 3.0
-    limits: dict[ConnKind, Limits] = LIMITS
+    limits: dict[ConnKind, Limits] = msgspec.field(default_factory=lambda: dict(LIMITS))
 
     @property
     def start_grace_s(self) -> float:

@@ -12,10 +12,8 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
-import asyncpg
-
 from omnara.db.connection import Connection, ConnectSettings, ConnKind, connect
-from omnara.db.failures import as_unavailable, is_connection_loss
+from omnara.db.failures import CONNECT_ERRORS, as_unavailable, is_connection_loss
 
 _FIRST_BACKOFF_S: Final = 0.05
 _MAX_BACKOFF_S: Final = 1.0
@@ -89,7 +87,7 @@ class Dedicated:
         if self._lock.locked():
             conn.terminate()
             return
-        with contextlib.suppress(TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with contextlib.suppress(*CONNECT_ERRORS):
             await conn.close(timeout=1.0)
 
     @contextlib.asynccontextmanager
@@ -115,7 +113,7 @@ class Dedicated:
                 raise RuntimeError(f"the {self._kind} connection was closed")
             try:
                 return await self._open(deadline - loop.time())
-            except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InternalClientError) as exc:
+            except CONNECT_ERRORS as exc:
                 pause = min(pause * 2, _MAX_BACKOFF_S)
                 delay = pause * random.uniform(0.5, 1.0)
                 if loop.time() + delay >= deadline:

@@ -32,6 +32,16 @@ class ServerNotWritable(asyncpg.InternalClientError):
     """The server that answered is a standby; its advisory locks mean nothing. Source: coordination §1.2 (failover)."""
 
 
+CONNECT_ERRORS: Final = (
+    OSError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    DatabaseUnavailable,
+)
+"""All that a connection attempt, a heartbeat or a farewell may raise when the server is away; includes time-outs."""
+
+
 def sqlstate(exc: BaseException) -> str | None:
     """Return the five-character code the server gave, or None when the error was not the server's."""
     return exc.sqlstate if isinstance(exc, asyncpg.PostgresError) else None
@@ -49,7 +59,7 @@ def is_connection_loss(exc: BaseException) -> bool:
     if state is not None:
         return state.startswith("08") or state in _SERVER_GOING_AWAY or state in (_READ_ONLY_SESSION, "53300")
     if isinstance(exc, pg.InterfaceError):
-        return "closed" in str(exc) or "connection" in str(exc)
+        return "connection is closed" in str(exc)
     return isinstance(exc, (OSError, asyncpg.InternalClientError, EOFError)) and not isinstance(exc, TimeoutError)
 
 

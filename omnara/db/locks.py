@@ -113,20 +113,6 @@ async def free_keys(conn: Connection, keys: Mapping[K, int]) -> list[K]:
     return [names[row["position"] - 1] for row in rows]
 
 
-async def probe_live_workers(conn: Connection, own_id: UUID) -> list[UUID]:
-    """Return the ids of live workers, other than the own one, none of whose connections is left.
-
-    One statement of about 0.1 ms. Says only that the lock is free: the caller applies the grace periods.
-    Source: coordination §1.3, §1.4.
-    """
-    return [row["id"] for row in await conn.fetch(_SQL["probe_live_workers"], own_id)]
-
-
-async def seconds_since_postgres_start(conn: Connection) -> float:
-    """Return how long ago this Postgres server started, by its own clock, for the grace after a start."""
-    return float(await conn.fetchval(_SQL["seconds_since_postgres_start"]))
-
-
 async def _poll(attempt: Callable[[], Awaitable[bool]], timeout_s: float, pause_s: float) -> bool:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

@@ -15,7 +15,14 @@ from typing import Any, Final, TypeVar, cast
 import asyncpg
 
 from omnara.db.connection import Connection, ConnectSettings, ConnKind, connect
-from omnara.db.failures import DatabaseUnavailable, as_unavailable, is_connection_loss, is_retryable, is_unavailability
+from omnara.db.failures import (
+    CONNECT_ERRORS,
+    DatabaseUnavailable,
+    as_unavailable,
+    is_connection_loss,
+    is_retryable,
+    is_unavailability,
+)
 
 T = TypeVar("T")
 
@@ -140,7 +147,7 @@ class ApiPool:
             return await pool.acquire(timeout=self._acquire_timeout_s)
         except TimeoutError as exc:
             raise as_unavailable(exc, "no database connection became free") from exc
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as exc:
+        except CONNECT_ERRORS as exc:
             raise as_unavailable(exc, "the database cannot be reached") from exc
 
     async def _give_back(self, pool: asyncpg.Pool[asyncpg.Record], proxy: Any) -> None:
@@ -149,7 +156,7 @@ class ApiPool:
             conn.terminate()
         # The driver waits here for its own cancel request; on a cut network that would last as long as the cut.
         # It cuts the connection itself when the limit passes, so there is nothing left to do for us.
-        with contextlib.suppress(TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with contextlib.suppress(*CONNECT_ERRORS):
             await pool.release(proxy, timeout=_RELEASE_LIMIT_S)
 
 

@@ -15,13 +15,3 @@ select pg_advisory_unlock($1::bigint);
 select k.position
 from unnest($1::bigint[]) with ordinality as k (key, position)
 where pg_try_advisory_xact_lock(k.key);
-
--- name: probe_live_workers
--- Which live workers, other than the asking one, have no connection left. Index: workers_live.
-select w.id
-from workers w
-where w.state = 'live' and w.id <> $1 and pg_try_advisory_xact_lock(w.lock_key);
-
--- name: seconds_since_postgres_start
--- Age of this server by its own clock. Index: none.
-select extract(epoch from clock_timestamp() - pg_postmaster_start_time())::float8;
