@@ -1,0 +1,207 @@
+"""`omnara agents`: what a person does with agents, over HTTP against a running server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from omnara.cli.output import json_option, print_json, print_table, run
+from omnara.client import Client, Event, turn_is_over
+from omnara.errors import ConfigurationError
+from omnara.settings import load
+
+T = TypeVar("T")
+
+
+@click.group("agents")
+def command() -> None:
+    """Launch, list and steer agents on a running server.
+
+    Talks to the server at OMNARA_URL (default http://127.0.0.1:8080) with the key in OMNARA_API_KEY. On the machine of
+    `omnara serve` the first key is in `<data dir>/initial-api-key`.
+
+    \b
+    Examples:
+      omnara agents launch --model mock/steps -m "Count the ships" --follow
+      omnara agents list --status crashed
+      omnara agents steps agt_…
+      omnara agents resume agt_… --force
+    """
+
+
+def _with_client(work: Callable[[Client], Awaitable[T]]) -> T:
+    settings = load()
+    if settings.api_key is None:
+        raise ConfigurationError("OMNARA_API_KEY is not set; put a key of the server there (see `omnara keys --help`)")
+    key = settings.api_key
+
+    async def main() -> T:
+        async with Client(settings.url, key, retry_for_s=10) as client:
+            return await work(client)
+
+    return run(main())
+
+
+@command.command("launch")
+@click.option("--model", required=True, help="Configured model, or PROVIDER/SLUG.")
+@click.option("--system", "system_prompt", default="You are a helpful assistant.", help="System prompt.")
+@click.option("--tool", "tools", multiple=True, help="Built-in tool, such as web_fetch. May be repeated.")
+@click.option("-m", "--message", help="First message; without one the agent waits.")
+@click.option("--name", help="Name for lists.")
+@click.option("--follow", is_flag=True, help="Print events until the turn is over.")
+@json_option
+def launch(
+    model: str,
+    system_prompt: str,
+    tools: tuple[str, ...],
+    message: str | None,
+    name: str | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Launch an agent and print its id.
+
+    \b
+    Example:
+      omnara agents launch --model anthropic/claude-sonnet-4-5 --tool web_fetch -m "Summarise https://example.com"
+    """
+
+    async def work(client: Client) -> None:
+        launched = await client.launch(
+            model=model, system_prompt=system_prompt, tools=tools, message=message, name=name
+        )
+        if as_json:
+            print_json(launched)
+        else:
+            click.echo(launched.id)
+        if follow and message is not None:
+            await _follow(client, launched.id)
+
+    _with_client(work)
+
+
+async def _follow(client: Client, agent: str) -> None:
+    seen: list[Event] = []
+    async with client.stream(agent) as stream:
+        async for item in stream:
+            if isinstance(item, Event):
+                seen.append(item)
+                click.echo(f"{item.sequence:>5}  {describe(item)}")
+                # The config that opens the log is no answer yet: the message comes after it.
+                if item.kind == "model_output" and turn_is_over(seen):
+                    return
+
+
+def describe(event: Event) -> str:
+    """Return one line about an event, for a terminal."""
+    text = " ".join(event.text.split())
+    shown = text if len(text) <= 100 else f"{text[:99]}…"
+    if event.kind == "model_output":
+        calls = ", ".join(str(call["name"]) for call in event.tool_calls)
+        return f"model    {shown}{f'  → {calls}' if calls else ''}{'' if event.stop_reason != 'error' else '  (error)'}"
+    if event.kind == "tool_result":
+        return f"result   {event.outcome}: {shown}"
+    return f"{(event.input_kind or event.kind):<8} {shown}"
+
+
+@command.command("list")
+@click.option("--status", help="Only agents in this status: running, waiting, idle, paused, crashed …")
+@json_option
+def list_agents(status: str | None, as_json: bool) -> None:
+    """List the active agents of the default project, newest first. `--status crashed` finds what needs you."""
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        limit = asyncio.Semaphore(8)
+
+        async def row(agent: Any) -> dict[str, Any]:
+            async with limit:
+                found = await client.status(agent.id)
+            return {"id": agent.id, "status": found.status, "name": agent.name, "created_at": agent.created_at}
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(row(agent)) for agent in await client.agents()]
+        return [task.result() for task in tasks]
+
+    rows = [row for row in _with_client(work) if status is None or row["status"] == status]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(("id", "status", "name", "created_at"), rows, empty="no such agents")
+
+
+@command.command("show")
+@click.argument("agent")
+@json_option
+def show(agent: str, as_json: bool) -> None:
+    """Show what an agent is doing, what it said last, what it used, and why it crashed if it did."""
+    status = _with_client(lambda client: client.status(agent))
+    if as_json:
+        print_json(status)
+        return
+    fields = msgspec.to_builtins(status)
+    for name in ("id", "name", "status", "next_action", "last_step", "usage", "diagnosis", "output"):
+        if fields.get(name) is not None:
+            click.echo(f"{name}: {fields[name]}")
+
+
+@command.command("steps")
+@click.argument("agent")
+@click.option("--after", default=0, help="Only after this sequence.")
+@json_option
+def steps(agent: str, after: int, as_json: bool) -> None:
+    """Print the agent's log: messages, model outputs, tool results."""
+
+    async def work(client: Client) -> list[Event]:
+        return [event async for event in client.events(agent, after=after)]
+
+    events = _with_client(work)
+    if as_json:
+        print_json(events)
+        return
+    rows = [
+        {"sequence": event.sequence, "time": event.created_at, "what": describe(event)} for event in events
+    ]  # fmt: skip
+    print_table(("sequence", "time", "what"), rows, empty="no events")
+
+
+@command.command("pause")
+@click.argument("agent")
+def pause(agent: str) -> None:
+    """Let the running step finish, then hold. Messages and answers are still accepted."""
+    click.echo(_with_client(lambda client: client.pause(agent)).status)
+
+
+@command.command("resume")
+@click.argument("agent")
+@click.option("--force", is_flag=True, help="A crashed agent: go on from the last valid step.")
+def resume(agent: str, force: bool) -> None:
+    """Go on from the last saved step."""
+    click.echo(_with_client(lambda client: client.resume(agent, force=force)).status)
+
+
+@command.command("restart")
+@click.argument("agent")
+def restart(agent: str) -> None:
+    """Void what a crashed agent did since the last message from a person, and let it answer that again."""
+    click.echo(_with_client(lambda client: client.resume(agent, restart=True)).status)
+
+
+@command.command("cancel")
+@click.argument("agent")
+def cancel(agent: str) -> None:
+    """Stop the current turn. Queued messages start next."""
+    stopped = _with_client(lambda client: client.cancel(agent))
+    click.echo("canceled" if stopped else "nothing was running")
+
+
+@command.command("delete")
+@click.argument("agent")
+@click.confirmation_option(prompt="Stop this agent and archive it?")
+def delete(agent: str) -> None:
+    """Stop the agent, tear down what it holds, archive it. Its log stays readable."""
+    _with_client(lambda client: client.delete(agent))
+    click.echo("archived")

@@ -1,0 +1,52 @@
+"""What a command says when it fails, and with which exit code: one table for all commands.
+
+Known failures become one sentence that says what to do; anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from omnara.client.errors import ApiError, ClientError, ServerUnreachable
+from omnara.errors import ConfigurationError, OmnaraError, Unavailable
+
+__all__ = ["AWAY", "BUG", "FAILED", "USAGE", "Failure", "explain"]
+
+FAILED: Final = 1
+USAGE: Final = 2
+AWAY: Final = 3
+BUG: Final = 70
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One sentence for the person, one number for the script."""
+
+    text: str
+    exit_code: int
+
+
+def explain(error: BaseException) -> Failure | None:
+    """Return what to say about `error`; None for a bug, whose traceback is the most useful answer."""
+    if isinstance(error, ConfigurationError):
+        return Failure(error.detail or str(error), USAGE)
+    if isinstance(error, Unavailable):
+        return Failure(f"{error}; is the database up? `omnara doctor` tells more", AWAY)
+    if isinstance(error, ServerUnreachable):
+        return Failure(f"no answer from the server ({error}); is it up, and is OMNARA_URL right?", AWAY)
+    if isinstance(error, ApiError):
+        return _refusal(error)
+    if isinstance(error, ClientError | OmnaraError):
+        return Failure(str(error), FAILED)
+    return None
+
+
+def _refusal(error: ApiError) -> Failure:
+    if error.status == 401:
+        return Failure(
+            "the server does not accept this key; set OMNARA_API_KEY (see `omnara keys create --help`)", FAILED
+        )
+    if error.status == 503:
+        return Failure(f"the server is not available right now: {error.text}", AWAY)
+    return Failure(error.text, FAILED)

@@ -1,0 +1,58 @@
+"""How commands print: a table for people, JSON for programs, and coroutines run to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+__all__ = ["json_option", "print_json", "print_table", "run"]
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def json_option(command: F) -> F:
+    """Add `--json` to a command, as the parameter `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as indented JSON on standard output; Structs, UUIDs and times included."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, empty: str) -> None:
+    """Print rows under their columns, or the sentence `empty`. Ids are never cut, whatever the width."""
+    if not rows:
+        click.echo(empty)
+        return
+    # Imported here: rich takes longer to load than most commands run.
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "id")
+    for row in rows:
+        table.add_row(*(_text(row.get(column)) for column in columns))
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    console.print(table)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value.isoformat(sep=" ", timespec="seconds") if hasattr(value, "isoformat") else str(value)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end in an event loop of its own, on uvloop."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)

@@ -1,0 +1,98 @@
+"""The root command: finds a command's module when it is used, and turns failures into sentences and exit codes.
+
+Modules load late because `omnara --help` should answer at once, while a server's imports take a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+import click
+import msgspec
+
+__all__ = ["main", "root"]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    module: str
+    summary: str
+
+
+_COMMANDS: Final[Mapping[str, _Entry]] = {
+    "demo": _Entry("omnara.cli.demo.command", "Watch an agent survive kill -9: offline, no key, a minute."),
+    "serve": _Entry("omnara.cli.serve", "Run the server: API, workers and maintenance in one process."),
+    "agents": _Entry("omnara.cli.agents", "Launch, list and steer agents on a running server."),
+    "keys": _Entry("omnara.cli.keys", "Create, list and revoke API keys (in the database)."),
+    "models": _Entry("omnara.cli.models", "Add and list models (in the database)."),
+    "migrate": _Entry("omnara.cli.migrate", "Bring the database's schema up to date."),
+    "doctor": _Entry("omnara.cli.doctor", "Check settings, database, locks, notifications and data."),
+    "mock-model": _Entry("omnara.cli.mock_model", "Serve a scripted model over HTTP, for tests without a provider."),
+    "settings": _Entry("omnara.cli.settings", "Show every setting: name, value, meaning."),
+}
+
+EPILOG: Final = """\b
+Exit codes
+  0  done
+  1  refused, not found, or a check failed
+  2  wrong usage or a setting that cannot be used
+  3  server or database away: the same command may work later
+  70 a bug; please report it with the log
+"""
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a command's module only when that command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = _COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = importlib.import_module(entry.module).command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry.module}.command is no command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="omnara", prog_name="omnara")
+def root() -> None:
+    """Omnara runs AI agents durably: every step is saved to Postgres, and a killed server goes on where it was.
+
+    \b
+    Start here:
+      omnara demo                 see it work, offline
+      omnara serve                run a server (embedded Postgres, http://127.0.0.1:8080)
+      omnara agents launch --model mock/steps -m "Hello"
+    """
+
+
+def main() -> None:
+    """Run the command line and leave the process with a documented exit code."""
+    try:
+        code = root.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except Exception as error:
+        # Imported here: it knows the client's errors, and so loads an HTTP library that `--help` does not need.
+        from omnara.cli.failures import explain
+
+        failure = explain(error)
+        if failure is None:
+            raise
+        click.echo(f"error: {failure.text}", err=True)
+        sys.exit(failure.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)
