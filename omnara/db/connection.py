@@ -115,7 +115,7 @@ class ConnectSettings(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "application_name": f"{self.application_name}:{kind}"[:63],
             "search_path": self.search_path,
-            "timezone": "UTC",
+            "TimeZone": "UTC",
             "default_transaction_isolation": "read committed",
             "default_transaction_deferrable": "off",
             "synchronous_commit": "on",

@@ -103,7 +103,7 @@ class ApiPool:
             yield conn
         except BaseException as exc:
             if isinstance(exc, TimeoutError) or is_connection_loss(exc):
-                conn.terminate()
+                _cut(conn)
             if is_unavailability(exc) and not isinstance(exc, DatabaseUnavailable):
                 raise as_unavailable(exc, "the database did not answer") from exc
             raise
@@ -151,9 +151,7 @@ class ApiPool:
             raise as_unavailable(exc, "the database cannot be reached") from exc
 
     async def _give_back(self, pool: asyncpg.Pool[asyncpg.Record], proxy: Any) -> None:
-        conn = cast("Connection", proxy)
-        if not conn.is_closed() and conn.is_in_transaction():
-            conn.terminate()
+        _cut(cast("Connection", proxy), only_in_transaction=True)
         # The driver waits here for its own cancel request; on a cut network that would last as long as the cut.
         # It cuts the connection itself when the limit passes, so there is nothing left to do for us.
         with contextlib.suppress(*CONNECT_ERRORS):
@@ -167,3 +165,10 @@ async def _leave_as_is(conn: Any) -> None:
     """
     if conn.is_in_transaction():
         conn.terminate()
+
+
+def _cut(conn: Connection, *, only_in_transaction: bool = False) -> None:
+    """End a lent connection; one that ended by itself is out of the driver's pool already and refuses every call."""
+    with contextlib.suppress(asyncpg.InterfaceError):
+        if not only_in_transaction or conn.is_in_transaction():
+            conn.terminate()

@@ -96,8 +96,10 @@ class EmbeddedPostgres:
     def detach(self) -> None:
         """Give the directory up and leave the server running, for the next process to adopt."""
         data, self._data = self._data, None
-        self._postmaster = None
+        postmaster, self._postmaster = self._postmaster, None
         self._endpoint = None
+        if postmaster is not None:
+            postmaster.let_go()
         if data is not None:
             data.lock.give_up()
 

@@ -142,6 +142,14 @@ class Postmaster:
         self._child = None
         self._pid = None
 
+    def let_go(self) -> None:
+        """Forget the server and leave it running; when it ends, whoever inherits it collects its exit code."""
+        if self._child is not None and self._child.poll() is None:
+            # Tells `subprocess` that nobody will wait for this child, which it would otherwise warn about.
+            self._child.returncode = 0
+        self._child = None
+        self._pid = None
+
     def _settings(self, endpoint: Endpoint) -> dict[str, str]:
         """Settings on the command line, so that an old data directory gets today's. Source: coordination §11.7."""
         on = "on" if self._durable else "off"

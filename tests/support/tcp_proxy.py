@@ -1,0 +1,88 @@
+"""A TCP relay that can go silent or cut, to stand for a network that drops packets or a server that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit, urlunsplit
+
+
+class TcpProxy:
+    """Relays to one address. While `silent`, bytes in both directions are held back and connections stay open."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def start(self) -> None:
+        """Open the listening socket on a port the system chooses."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def go_silent(self) -> None:
+        """Hold back everything from now on."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """Let everything through again."""
+        self._flowing.set()
+
+    def cut(self) -> None:
+        """Abort every connection."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def stop(self) -> None:
+        """Close the socket and every connection."""
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await self._flowing.wait()
+        server_reader, server_writer = await asyncio.open_connection(*self._target)
+        self._writers |= {writer, server_writer}
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(reader, server_writer))
+                group.create_task(self._pump(server_reader, writer))
+        finally:
+            self._writers -= {writer, server_writer}
+            writer.transport.abort()
+            server_writer.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                await self._flowing.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def proxied(dsn: str) -> AsyncIterator[tuple[TcpProxy, str]]:
+    """Yield a proxy before the server of `dsn` and the URL that leads through it."""
+    parts = urlsplit(dsn)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    proxy = TcpProxy(parts.hostname, parts.port)
+    await proxy.start()
+    credentials = parts.netloc.rpartition("@")[0]
+    try:
+        yield proxy, urlunsplit(parts._replace(netloc=f"{credentials}@127.0.0.1:{proxy.port}"))
+    finally:
+        await proxy.stop()
