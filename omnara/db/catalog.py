@@ -164,7 +164,8 @@ async def put_model(
     if inserted is None:
         found = await connection.fetchrow(_SQL["find_model"], provider_id, name)
         assert found is not None
-        model_id = found["id"]
+        existing: UUID = found["id"]
+        model_id = existing
         if await current_facts(connection, model_id) == facts:
             return model_id
     await connection.execute(

@@ -54,6 +54,7 @@ async def put(connection: Connection, new: NewConfig) -> tuple[bool, ConfigRow]:
     row = await connection.fetchrow(
         _SQL["find_same_config"], new.project_id, new.definition_hash, new.source_format, new.source_hash
     )
+    assert row is not None
     return False, ConfigRow(*row)
 
 

@@ -96,6 +96,7 @@ async def insert_received(connection: Connection, agent_id: UUID, message: NewMe
         message.actor_id,
         message.key,
     )
+    assert row is not None
     return InputRow(*row)
 
 
@@ -114,6 +115,7 @@ async def insert_resolved(connection: Connection, agent_id: UUID, new: ResolvedI
         new.key,
         new.event_sequence,
     )
+    assert row is not None
     return InputRow(*row)
 
 

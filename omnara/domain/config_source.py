@@ -138,7 +138,7 @@ class _YamlReader:
         return sized
 
     def _alias(self, event: yaml.AliasEvent, path: str) -> _Sized:
-        sized = self._anchors.get(event.anchor)
+        sized = self._anchors.get(event.anchor or "")
         if sized is None:
             raise SourceError("an alias refers to an anchor that is not complete before it", path)
         self._count(sized.size)

@@ -1,0 +1,61 @@
+"""What the use cases and the worker share in one process: built once in `app`, passed everywhere, never changed.
+
+`announce` is here because every use case ends with it: hints go out after the commit, and only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
+
+from omnara.db.pool import ApiPool
+from omnara.engine.feed import Feed
+from omnara.metrics import Metrics
+from omnara.settings import Settings
+from omnara.vault import KeyRing
+
+if TYPE_CHECKING:
+    from omnara.engine.catalog import ModelCatalog
+    from omnara.providers.gateway import ModelGateway
+    from omnara.tools.registry import Registry
+
+
+class Hints(Protocol):
+    """Tells other workers and replicas, after a commit. Every call returns at once and may be lost without harm."""
+
+    def ready(self, agent_ids: Iterable[UUID]) -> None:
+        """These agents may have work."""
+
+    def events(self, agent_ids: Iterable[UUID]) -> None:
+        """The logs of these agents grew."""
+
+    def cancel(self, agent_ids: Iterable[UUID]) -> None:
+        """Work of these agents was taken away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """Everything with a life of its own that the engine uses."""
+
+    db: ApiPool
+    ring: KeyRing
+    feed: Feed
+    hints: Hints
+    registry: Registry
+    gateway: ModelGateway
+    models: ModelCatalog
+    settings: Settings
+    metrics: Metrics
+
+
+def announce(deps: Deps, agent_id: UUID, *, events: bool = False, ready: bool = False, taken: bool = False) -> None:
+    """Say what a committed transaction did to an agent: its log grew, it may have work, its claim was taken away."""
+    if events:
+        deps.feed.wake(agent_id)
+        deps.hints.events((agent_id,))
+    if taken:
+        deps.hints.cancel((agent_id,))
+    if ready:
+        deps.hints.ready((agent_id,))
