@@ -1,6 +1,8 @@
 """Whom an input is attributed to: a user's own actor, an external actor that a key names, or nobody.
 
-Source: contract schema ExternalActorParams and the `actor` fields; api.md §10.
+Writing an actor locks its row, so it happens only after the hot row of the agent concerned is locked: two requests for
+one actor and one agent would otherwise wait for each other.
+Source: contract schema ExternalActorParams and the `actor` fields; api.md §10; DESIGN §3 (order of locks).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from omnara.access.principals import Principal
+from omnara.access.principals import ActorIdentity, Principal
 from omnara.access.roles import ProjectScope
 from omnara.db import accounts
 from omnara.db.accounts import NewActor
@@ -28,10 +30,28 @@ class ExternalActor(msgspec.Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, str] | None = None
 
 
+class KnownActor(msgspec.Struct, frozen=True):
+    """The answer of `known_actor`: the id, or None when the caller acts in nobody's name."""
+
+    id: UUID | None
+
+
 def check_actor(p: Principal, external: ExternalActor | None) -> None:
     """Raise InvalidRequest when a user names an actor: only organization keys may. Needs no database."""
     if external is not None and not p.may_name_actor:
         raise InvalidRequest("actor is only allowed for organization keys")
+
+
+async def known_actor(
+    connection: Connection, p: Principal, project: ProjectScope, external: ExternalActor | None
+) -> KnownActor | None:
+    """Return the actor if it can be told by reading alone; None when it has to be written."""
+    if external is not None:
+        return None
+    if p.may_name_actor:
+        return KnownActor(None)
+    found = await _find(connection, project, p.actor(project.org_id))
+    return None if found is None else KnownActor(found)
 
 
 async def actor_for(
@@ -39,31 +59,27 @@ async def actor_for(
 ) -> UUID | None:
     """Return the actor of what `p` does, making or updating it in the caller's transaction.
 
-    A user's is its own; a key's is the one it names, or None. Raises InvalidRequest as `check_actor` does.
+    A user's is its own; a key's is the one it names, or None. The agent concerned is locked already, or is new.
+    Raises InvalidRequest as `check_actor` does.
     """
     check_actor(p, external)
-    if external is not None:
-        metadata = None if external.metadata is None else msgspec.json.encode(clean(external.metadata)).decode()
-        display_name = None if external.display_name is None else clean_text(external.display_name)
-        named = NewActor(
-            org_id=project.org_id,
-            project_id=project.project_id,
-            provider="external",
-            provider_tenant_id=clean_text(external.provider_tenant_id),
-            provider_user_id=clean_text(external.provider_user_id),
-            display_name=display_name,
-            metadata=metadata,
-        )
-        return await accounts.upsert_actor(connection, new_uuid(), named)
-    if p.may_name_actor:
-        return None
-    own = p.actor(project.org_id)
-    found = await accounts.actor_id(
+    known = await known_actor(connection, p, project, external)
+    if known is not None:
+        return known.id
+    if external is None:
+        own = p.actor(project.org_id)
+        return await accounts.upsert_actor(connection, new_uuid(), _own(project, own))
+    return await accounts.upsert_actor(connection, new_uuid(), _external(project, external))
+
+
+async def _find(connection: Connection, project: ProjectScope, own: ActorIdentity) -> UUID | None:
+    return await accounts.actor_id(
         connection, project.project_id, own.provider, own.provider_tenant_id, own.provider_user_id
     )
-    if found is not None:
-        return found
-    new = NewActor(
+
+
+def _own(project: ProjectScope, own: ActorIdentity) -> NewActor:
+    return NewActor(
         org_id=project.org_id,
         project_id=project.project_id,
         provider=own.provider,
@@ -71,4 +87,15 @@ async def actor_for(
         provider_user_id=own.provider_user_id,
         display_name=own.display_name,
     )
-    return await accounts.upsert_actor(connection, new_uuid(), new)
+
+
+def _external(project: ProjectScope, external: ExternalActor) -> NewActor:
+    return NewActor(
+        org_id=project.org_id,
+        project_id=project.project_id,
+        provider="external",
+        provider_tenant_id=clean_text(external.provider_tenant_id),
+        provider_user_id=clean_text(external.provider_user_id),
+        display_name=None if external.display_name is None else clean_text(external.display_name),
+        metadata=None if external.metadata is None else msgspec.json.encode(clean(external.metadata)).decode(),
+    )
