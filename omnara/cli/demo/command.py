@@ -1,0 +1,57 @@
+"""`omnara demo`: the command around the story."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+
+import click
+
+from omnara.cli.output import json_option, print_json, run
+
+
+@click.command("demo")
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder to audit. Default: the documents shipped with omnara.",
+)
+@click.option("--seed", type=click.IntRange(0), help="Draws where the server is killed. Default: a new one, printed.")
+@click.option("--model", metavar="PROVIDER/SLUG", help="Use a real provider (its key from the environment), for money.")
+@click.option("--keep", is_flag=True, help="Keep the demo's data directory with database and server log.")
+@json_option
+def command(folder: Path | None, seed: int | None, model: str | None, keep: bool, as_json: bool) -> None:
+    """Watch an agent survive `kill -9`.
+
+    Starts an embedded Postgres, a server and a scripted model, all on loopback, and lets an agent audit a folder:
+    list it, read every file, fetch a web page, ask you one question, report. At a point drawn from the seed the
+    server's whole process group is killed; a second server goes on. Then it is counted from outside whether anything
+    was lost or done twice. Exit code 0 only if all is right. Needs no network and no key.
+
+    \b
+    Examples:
+      omnara demo
+      omnara demo --seed 7 --json
+      omnara demo --folder ~/notes
+      ANTHROPIC_API_KEY=… omnara demo --model anthropic/claude-sonnet-4-5
+    """
+    from omnara.cli.demo.folder import shipped_documents
+    from omnara.cli.demo.show import Show
+    from omnara.cli.demo.story import Options, tell
+    from omnara.settings import load
+
+    show = Show(silent=as_json)
+    options = Options(
+        folder=folder or shipped_documents(),
+        seed=secrets.randbelow(2**31) if seed is None else seed,
+        model=model,
+        keep=keep,
+    )
+    verdict = run(tell(options, load(), show))
+    if as_json:
+        print_json(verdict)
+    else:
+        show.verdict(verdict)
+    if not verdict.ok:
+        sys.exit(1)

@@ -1,0 +1,102 @@
+"""What the demo shows: a line per event as it happens, and a table at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from omnara.cli.demo.verdict import Verdict
+from omnara.client import Event
+from omnara.clock import monotonic
+
+__all__ = ["Show"]
+
+
+class Show:
+    """Prints to standard output, or nothing at all when `silent` (then the JSON object is the only output)."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
+        self._console = Console(highlight=False)
+        self._begun = monotonic()
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line with the seconds since the start."""
+        if not self._silent:
+            body = escape(text)
+            self._console.print(f"[dim]{monotonic() - self._begun:7.2f}[/]  {f'[{style}]{body}[/]' if style else body}")
+
+    def event(self, event: Event) -> None:
+        """Print a durable event."""
+        self.say(f"{event.sequence:>4}  {_describe(event)}", _STYLES.get(event.kind, ""))
+
+    async def ask(self, question: str, options: list[str]) -> int:
+        """Put a question to the user; without a terminal, or when silent, the first option is chosen."""
+        if self._silent or not sys.stdin.isatty():
+            self.say(f"      answered by itself: {question} → {options[0]}", "cyan")
+            return 0
+        listed = ", ".join(f"{number}: {option}" for number, option in enumerate(options, 1))
+        return await asyncio.to_thread(_prompt, f"{question} ({listed}) ", len(options), input)
+
+    def verdict(self, verdict: Verdict) -> None:
+        """Print the closing table."""
+        if self._silent:
+            return
+        table = Table(title="Counted from outside the server", title_justify="left", show_header=False)
+        rows = [
+            ("killed (SIGKILL, whole process group)", verdict.killed),
+            ("report against the files on disk", _mark(verdict.report_matches_disk, f"{verdict.files} files match")),
+            ("steps saved", str(verdict.steps_saved)),
+            ("finished steps repeated", _mark(not verdict.steps_repeated, str(verdict.steps_repeated))),
+            ("steps lost", _mark(not verdict.steps_lost, str(verdict.steps_lost))),
+            ("model requests, repeated by the kill", _model(verdict)),
+            ("fetches of the page", _mark(verdict.page_hits == 1, str(verdict.page_hits))),
+            ("gaps and duplicates in the log", f"{verdict.log_gaps} and {verdict.duplicate_results}"),
+            ("kill → next step started", f"{verdict.recovery_s:.2f} s, new process included"),
+            ("kill → new process ready", f"{verdict.restart_s:.2f} s"),
+        ]
+        for name, value in rows:
+            table.add_row(name, value)
+        self._console.print(table)
+        for problem in verdict.problems:
+            self._console.print(f"[red]wrong:[/] {escape(problem)}")
+        if verdict.ok:
+            self._console.print(f"[green]All is right.[/] The same again: omnara demo --seed {verdict.seed}")
+
+
+_STYLES = {"model_output": "green", "tool_result": "blue", "agent_input": "magenta"}
+
+
+def _describe(event: Event) -> str:
+    text = " ".join(event.text.split())
+    shown = text if len(text) <= 76 else f"{text[:75]}…"
+    if event.kind == "model_output":
+        calls = [str(call["name"]) for call in event.tool_calls]
+        return f"model    {shown}{'  → ' + ', '.join(calls) if calls else ''}"
+    if event.kind == "tool_result":
+        return f"result   {event.outcome}: {shown}"
+    return f"{event.input_kind or event.kind:<8} {shown}"
+
+
+def _model(verdict: Verdict) -> str:
+    if verdict.model_requests is None:
+        return "not visible with a real provider"
+    return f"{verdict.model_requests}, {verdict.model_calls_retried}"
+
+
+def _mark(good: bool, text: str) -> str:
+    return f"[green]{escape(text)}[/]" if good else f"[red]{escape(text)}[/]"
+
+
+def _prompt(text: str, count: int, read: Callable[[str], str]) -> int:
+    while True:
+        answer = read(text).strip()
+        if not answer:
+            return 0
+        if answer.isdigit() and 1 <= int(answer) <= count:
+            return int(answer) - 1

@@ -1,0 +1,160 @@
+"""The demo from start to end: everything that is started here is stopped here, also when something fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from omnara.access.tokens import TokenKind, generate
+from omnara.cli.demo.blow import Stage, Striker
+from omnara.cli.demo.folder import TOOLS, Folder
+from omnara.cli.demo.hands import Hands
+from omnara.cli.demo.page import Page
+from omnara.cli.demo.plan import PARALLEL_READS, KillPlan, draw
+from omnara.cli.demo.server import ServerProcess
+from omnara.cli.demo.show import Show
+from omnara.cli.demo.verdict import Requests, Verdict, judge, look_into_database
+from omnara.client import Client
+from omnara.clock import monotonic
+from omnara.db.embedded import EmbeddedPostgres
+from omnara.settings import Settings
+from omnara.testing.answer import Timing
+from omnara.testing.audit import audit
+from omnara.testing.server import ModelServer
+from omnara.testing.strict import Strictness
+
+__all__ = ["Options", "tell"]
+
+LIMIT_S: Final = 600.0
+SCRIPTED_MODEL: Final = "claude-sonnet-4-5"
+PROMPT: Final = """You audit a folder. Call list_files once. Call read_file for every path, a few at a time. Call
+web_fetch once for the URL in the user's message. Then ask the user with ask_question whether the report shall list
+every file. Then answer with nothing but a JSON object: count (number of files), bytes (sum of sizes) and files (a
+list of path, size in bytes and sha256 in hex for each). If a tool call was interrupted, go on without it."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for. `model` is PROVIDER/SLUG for a real provider; None for the scripted one."""
+
+    folder: Path
+    seed: int
+    model: str | None
+    keep: bool
+
+
+async def tell(options: Options, settings: Settings, show: Show) -> Verdict:
+    """Run the demo and return its verdict. Raises ConfigurationError, ServerFailed, TimeoutError after 10 minutes.
+
+    Nothing stays running afterwards, and nothing on disk unless `keep`. Cancellation cleans up as well.
+    """
+    folder = Folder(options.folder, with_digest=options.model is not None)
+    plan = draw(options.seed, len(folder.paths))
+    show.say(f"seed {plan.seed}: the server will be killed {plan.description}", "bold")
+    async with contextlib.AsyncExitStack() as stack:
+        data_dir = await stack.enter_async_context(_data_dir(keep=options.keep))
+        page = await stack.enter_async_context(Page(hold_first=plan.point == "tool_started"))
+        model = None
+        if options.model is None:
+            model = await stack.enter_async_context(_scripted_model())
+        key = generate(TokenKind.PERSONAL).text
+        server = ServerProcess(_environment(settings, data_dir, key, page, model), data_dir / "server.log")
+        stack.callback(server.kill)
+        async with asyncio.timeout(LIMIT_S):
+            return await _audit(options, plan, Stage(folder, page, model, server, show), key, data_dir)
+
+
+async def _audit(options: Options, plan: KillPlan, stage: Stage, key: str, data_dir: Path) -> Verdict:
+    show, server, model, page = stage.show, stage.server, stage.model, stage.page
+    begun = monotonic()
+    show.say("starting Postgres and the server")
+    show.say(f"server ready after {await server.start():.2f} s, pid {server.pid}")
+    async with Client(server.url, key, retry_for_s=math.inf) as client:
+        launched = await client.launch(
+            model=options.model or f"anthropic/{SCRIPTED_MODEL}",
+            system_prompt=PROMPT,
+            tools=[*TOOLS, "web_fetch", "ask_question"],
+            message=f"Please audit the folder. The notice to mention is at {page.url}",
+            name="demo audit",
+        )
+        show.say(f"launched {launched.id}")
+        hands = Hands(client, launched.id, stage.folder, ask=show.ask, show=show.event)
+        striker = Striker(plan, stage, hands)
+        async with asyncio.TaskGroup() as group:
+            strike = group.create_task(striker.strike())
+            await hands.follow()
+            # A real model may take fewer turns than planned; then the blow never falls, and that is a failure.
+            striker.too_late()
+        blow = strike.result()
+    requests = None
+    if model is not None:
+        after = tuple(entry.turn for entry in model.log.entries if entry.number > blow.requests)
+        requests = Requests(model.log.counts.requests, after)
+    database = await look_into_database(data_dir, launched.id)
+    stop_code = await server.stop()
+    show.say(f"server stopped with code {stop_code}")
+    return judge(
+        plan,
+        blow,
+        hands,
+        expected=stage.folder.report(),
+        requests=requests,
+        page_hits=page.hits,
+        database=database,
+        stop_code=stop_code,
+        total_s=monotonic() - begun,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _scripted_model() -> AsyncIterator[ModelServer]:
+    server = ModelServer(
+        audit(parallel=PARALLEL_READS, thinking=True), strict=Strictness(models=None), timing=Timing(token_ms=4)
+    )
+    async with server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def _data_dir(*, keep: bool) -> AsyncIterator[Path]:
+    """A private directory whose database is stopped, whoever left it running, before the directory goes."""
+    path = Path(tempfile.mkdtemp(prefix="omnara-demo-"))
+    try:
+        yield path
+    finally:
+        if await EmbeddedPostgres.running_dsn(path) is not None:
+            async with EmbeddedPostgres(path):
+                pass
+        if not keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _environment(settings: Settings, data_dir: Path, key: str, page: Page, model: ModelServer | None) -> dict[str, str]:
+    """The server's settings: nothing of the operator's own, but a provider key when a real model was asked for."""
+    values = {
+        "OMNARA_DATA_DIR": str(data_dir),
+        "OMNARA_BOOTSTRAP_API_KEY": key,
+        "OMNARA_LOG_FORMAT": "json",
+        "OMNARA_ALLOWED_PRIVATE_HOSTS": page.authority,
+    }
+    if settings.postgres_bin is not None:
+        values["OMNARA_POSTGRES_BIN"] = str(settings.postgres_bin)
+    if model is not None:
+        values["ANTHROPIC_API_KEY"] = "scripted"
+        values["ANTHROPIC_BASE_URL"] = f"{model.url}/v1"
+        values["OMNARA_ALLOWED_PRIVATE_HOSTS"] += f",{model.url.removeprefix('http://')}"
+        return values
+    real = {
+        "ANTHROPIC_API_KEY": settings.anthropic_api_key,
+        "ANTHROPIC_BASE_URL": settings.anthropic_base_url,
+        "OPENAI_API_KEY": settings.openai_api_key,
+        "OPENAI_BASE_URL": settings.openai_base_url,
+    }
+    return values | {name: value for name, value in real.items() if value is not None}

@@ -1,0 +1,166 @@
+"""What came of it, counted from outside the server: nothing here believes what the server says about itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnara.cli.demo.hands import Hands, report_in
+from omnara.cli.demo.plan import KillPlan
+from omnara.client import Event
+from omnara.db.connection import ConnectSettings, ConnKind, connect
+from omnara.db.demo import LogFaults, StepCount, event_ids, log_faults, make_read_only, steps_by_state
+from omnara.db.embedded import EmbeddedPostgres
+from omnara.domain.content import INTERRUPTED_TEXT
+from omnara.errors import ConfigurationError
+from omnara.ids import IdKind, decode, encode
+
+__all__ = ["Blow", "Database", "Requests", "Verdict", "judge", "look_into_database"]
+
+
+class Blow(msgspec.Struct, frozen=True):
+    """The kill, as seen from outside. Times in seconds; `events` are those streamed before it, sequence and id."""
+
+    events: dict[int, str]
+    outputs: int
+    requests: int
+    recovery_s: float
+    restart_s: float
+
+
+class Requests(msgspec.Struct, frozen=True):
+    """The model server's log: how many requests came, and of those after the kill the turns that they asked for."""
+
+    total: int
+    turns_after: tuple[int, ...]
+
+
+class Database(msgspec.Struct, frozen=True):
+    """What the read-only connection found."""
+
+    faults: LogFaults
+    steps: list[StepCount]
+    ids: dict[int, str]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The result as one object. `problems` is empty when all is right."""
+
+    ok: bool
+    seed: int
+    killed: str
+    point: str
+    files: int
+    bytes: int
+    report_matches_disk: bool
+    steps_saved: int
+    steps_repeated: int
+    steps_lost: int
+    model_requests: int | None
+    model_calls_retried: int | None
+    page_hits: int
+    page_interrupted: bool
+    log_gaps: int
+    duplicate_results: int
+    stream_reconnects: int
+    recovery_s: float
+    restart_s: float
+    total_s: float
+    problems: list[str]
+
+
+async def look_into_database(data_dir: Path, agent: str) -> Database:
+    """Read what is to be counted, over a read-only connection. Raises ConfigurationError if the database is down."""
+    dsn = await EmbeddedPostgres.running_dsn(data_dir)
+    if dsn is None:
+        raise ConfigurationError(f"no database answers in {data_dir}")
+    agent_id = decode(IdKind.AGENT, agent)
+    connection = await connect(ConnectSettings(dsn=dsn), ConnKind.ADMIN)
+    try:
+        await make_read_only(connection)
+        ids = {number: encode(IdKind.EVENT, key) for number, key in (await event_ids(connection, agent_id)).items()}
+        return Database(await log_faults(connection, agent_id), await steps_by_state(connection, agent_id), ids)
+    finally:
+        connection.terminate()
+
+
+def judge(
+    plan: KillPlan,
+    blow: Blow,
+    hands: Hands,
+    *,
+    expected: dict[str, Any],
+    requests: Requests | None,
+    page_hits: int,
+    database: Database,
+    stop_code: int,
+    total_s: float,
+) -> Verdict:
+    """Compare everything with everything. `requests` is None with a real provider, whose log nobody can see."""
+    outputs = hands.outputs
+    interrupted = _interrupted(hands.events)
+    matches = _same_report(report_in(hands.events[-1]), expected)
+    retried = None if requests is None else requests.total - outputs
+    repeated = _repeated(blow, hands, requests, page_hits, database)
+    lost = sum(database.ids.get(number) != key for number, key in blow.events.items())
+    problems = [
+        (not matches, "the report differs from the files on disk"),
+        (page_hits != 1, f"the page was fetched {page_hits} times instead of once"),
+        (repeated > 0, f"{repeated} finished steps ran again"),
+        (lost > 0, f"{lost} events that were shown before the kill are gone or changed"),
+        (database.faults.gaps != 0, f"the log has {database.faults.gaps} gaps"),
+        (database.faults.duplicate_results != 0, f"{database.faults.duplicate_results} calls have two results"),
+        (retried is not None and not 0 <= retried <= 1, f"{retried} model calls were repeated; one kill explains one"),
+        (plan.point != "tool_started" and interrupted, "a tool call was interrupted that nobody had interrupted"),
+        (plan.point == "tool_started" and not interrupted, "the killed tool call does not say that it was interrupted"),
+        (stop_code != 0, f"the server ended with code {stop_code} instead of 0"),
+    ]
+    found = [text for wrong, text in problems if wrong]
+    return Verdict(
+        ok=not found,
+        seed=plan.seed,
+        killed=plan.description,
+        point=plan.point,
+        files=expected["count"],
+        bytes=expected["bytes"],
+        report_matches_disk=matches,
+        steps_saved=sum(count.steps for count in database.steps if count.state == "succeeded"),
+        steps_repeated=repeated,
+        steps_lost=lost + database.faults.gaps,
+        model_requests=None if requests is None else requests.total,
+        model_calls_retried=retried,
+        page_hits=page_hits,
+        page_interrupted=interrupted,
+        log_gaps=database.faults.gaps,
+        duplicate_results=database.faults.duplicate_results,
+        stream_reconnects=hands.reconnects,
+        recovery_s=round(blow.recovery_s, 3),
+        restart_s=round(blow.restart_s, 3),
+        total_s=round(total_s, 3),
+        problems=found,
+    )
+
+
+def _repeated(blow: Blow, hands: Hands, requests: Requests | None, page_hits: int, database: Database) -> int:
+    """Finished steps that ran again: asked of the model, fetched, handed to the client or saved a second time."""
+    asked = 0 if requests is None else sum(turn < blow.outputs for turn in requests.turns_after)
+    handed = sum(count - 1 for count in hands.executed.values())
+    saved = sum(count.shared_outputs for count in database.steps if count.state == "succeeded")
+    return asked + handed + saved + max(0, page_hits - 1)
+
+
+def _interrupted(events: list[Event]) -> bool:
+    return any(event.kind == "tool_result" and INTERRUPTED_TEXT in str(event.content_blocks) for event in events)
+
+
+def _same_report(report: dict[str, Any] | None, expected: dict[str, Any]) -> bool:
+    if report is None or not isinstance(report.get("files"), list):
+        return False
+    try:
+        files = {entry["path"]: (entry["size"], entry["sha256"]) for entry in report["files"]}
+    except (TypeError, KeyError):
+        return False
+    wanted = {entry["path"]: (entry["size"], entry["sha256"]) for entry in expected["files"]}
+    return files == wanted and report.get("count") == expected["count"] and report.get("bytes") == expected["bytes"]
