@@ -90,7 +90,7 @@ class _Audit(msgspec.Struct, frozen=True):
         offered = conversation.tool(self.tools.web_fetch)
         if url is None or offered is None or conversation.results_of(self.tools.web_fetch):
             return None
-        return self._calling("Fetching the page.", [Call(offered.name, {"url": url[0]})])
+        return self._calling("Fetching the page.", [Call(offered.name, {"url": url[0].rstrip(".,;:!?")})])
 
     def _ask(self, conversation: Conversation) -> Answer | None:
         offered = conversation.tool(self.tools.ask_question)

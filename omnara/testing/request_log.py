@@ -20,7 +20,7 @@ _MAX_CONVERSATIONS = 100_000
 class Entry(msgspec.Struct, kw_only=True):
     """One request. `at` is Unix time in seconds, `seconds` how long it took; `frames` how many events left.
 
-    `raw` and `body` are empty when the server keeps no bodies.
+    `raw` and `headers` are empty when the server keeps no bodies.
     """
 
     number: int
@@ -40,15 +40,22 @@ class Entry(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     raw: bytes = b""
-    body: Any = None
+
+    @property
+    def body(self) -> Any:
+        """The decoded body; `None` when it is not JSON or was not kept."""
+        try:
+            return msgspec.json.decode(self.raw)
+        except (msgspec.DecodeError, RecursionError):
+            return None
 
     def public(self, *, bodies: bool) -> dict[str, Any]:
         """Return the entry for the control routes, the raw request in base64 if `bodies`."""
         shown: dict[str, Any] = msgspec.structs.asdict(self)
-        raw, body = shown.pop("raw"), shown.pop("body")
+        del shown["raw"]
         if bodies:
-            shown["body"] = body
-            shown["raw_base64"] = base64.b64encode(raw).decode()
+            shown["body"] = self.body
+            shown["raw_base64"] = base64.b64encode(self.raw).decode()
         return shown
 
 
