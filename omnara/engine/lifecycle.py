@@ -1,0 +1,82 @@
+"""Pausing, archiving and deleting an agent. Resuming is in `resume`.
+
+Pausing changes nothing but the gate: the running step is saved as usual and then nothing is claimed, while messages,
+results and answers are still accepted. Archiving is final. Source: engine.md §8; api.md §8, §10; DESIGN §4.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from omnara.access.principals import Principal
+from omnara.access.roles import ProjectAction, ProjectScope
+from omnara.db import agents, inputs
+from omnara.db.agents import AgentRow
+from omnara.db.connection import Connection
+from omnara.engine.actors import actor_for
+from omnara.engine.appending import Appending
+from omnara.engine.cancel import stop_turn, turn_is_open
+from omnara.engine.deps import Deps, announce
+from omnara.engine.scope import AgentPath, agent_in_scope
+from omnara.errors import NotFound, StateTransitionConflict
+
+
+async def pause(deps: Deps, p: Principal, path: AgentPath) -> UUID:
+    """Close the gate of an agent; return its id. Own transaction; pausing twice changes nothing.
+
+    Raises NotFound, Forbidden, StateTransitionConflict for a crashed or archived agent.
+    """
+
+    async def work(connection: Connection) -> UUID:
+        agent = await agent_in_scope(connection, p, path, ProjectAction.OPERATE)
+        appending = await Appending.lock(connection, agent.id)
+        if appending.hot.gate == "paused":
+            return agent.id
+        if appending.hot.gate != "open":
+            raise StateTransitionConflict(f"the agent is {appending.hot.gate}")
+        appending.hot.gate = "paused"
+        await appending.write("keep")
+        return agent.id
+
+    agent_id = await deps.db.run(work)
+    announce(deps, agent_id, ready=True)
+    return agent_id
+
+
+async def archive(deps: Deps, p: Principal, path: AgentPath) -> AgentRow:
+    """Stop an agent for good and return it. Own transaction; archiving twice returns it unchanged.
+
+    Cancels the current turn and every waiting input; the log stays readable. Raises NotFound, Forbidden.
+    """
+
+    async def work(connection: Connection) -> tuple[AgentRow, bool, bool]:
+        agent = await agent_in_scope(connection, p, path, ProjectAction.MANAGE)
+        appending = await Appending.lock(connection, agent.id)
+        if appending.hot.gate == "archived":
+            return await _read(connection, agent.id), False, False
+        taken = appending.hot.worker_id is not None
+        if turn_is_open(appending):
+            actor_id = await actor_for(connection, p, ProjectScope(agent.org_id, agent.project_id), None)
+            await stop_turn(connection, appending, actor_id)
+        await inputs.cancel_waiting(connection, agent.id, ["queued", "steering"])
+        appending.hot.gate = "archived"
+        await appending.write("sleep", release=taken)
+        await agents.archive_agent(connection, agent.id)
+        return await _read(connection, agent.id), True, taken
+
+    agent, changed, taken = await deps.db.run(work)
+    if changed:
+        announce(deps, agent.id, events=True, taken=taken)
+    return agent
+
+
+async def delete(deps: Deps, p: Principal, path: AgentPath) -> None:
+    """Stop, tear down and archive an agent: what the flat API calls deletion. As `archive`."""
+    await archive(deps, p, path)
+
+
+async def _read(connection: Connection, agent_id: UUID) -> AgentRow:
+    agent = await agents.find_agent(connection, agent_id)
+    if agent is None:
+        raise NotFound
+    return agent

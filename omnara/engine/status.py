@@ -1,0 +1,75 @@
+"""The flat API's view of an agent: one status word, the last step, the last answer, the tokens.
+
+Source: issue, five flat routes (`GET /agents/{id}`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from omnara.access.principals import Principal
+from omnara.access.roles import ProjectAction
+from omnara.db import reads as db
+from omnara.db.agents import AgentRow
+from omnara.db.reads import StatusRow
+from omnara.domain.content import TextBlock
+from omnara.domain.events import DamagedEvent, ModelOutputPayload, decode_payload
+from omnara.engine.deps import Deps
+from omnara.engine.resume import diagnose
+from omnara.engine.scope import AgentPath, agent_in_scope
+from omnara.errors import NotFound
+
+
+class AgentStatus(msgspec.Struct, frozen=True):
+    """`next_action` says what happens next; `output` is the last text of the model; `diagnosis` is of a crashed agent."""
+
+    agent: AgentRow
+    row: StatusRow
+    next_action: str
+    output: str | None
+    usage: dict[str, int]
+    diagnosis: str | None
+
+
+async def agent_status(deps: Deps, p: Principal, path: AgentPath) -> AgentStatus:
+    """Return the status of an agent. A few reads, no lock: each is right for its own moment."""
+    async with deps.db.acquire() as connection:
+        agent = await agent_in_scope(connection, p, path, ProjectAction.READ)
+        row = await db.agent_status(connection, agent.id)
+        if row is None:
+            raise NotFound
+        payload = await db.last_output(connection, agent.id)
+        usage = await db.usage_sums(connection, agent.id)
+        diagnosis = await diagnose(connection, agent.id) if row.status == "crashed" else None
+    return AgentStatus(agent, row, next_action(row), _text(payload), usage, diagnosis)
+
+
+def next_action(row: StatusRow) -> str:
+    """Say what the agent does next, in one word of a closed set."""
+    match row.status:
+        case "archived":
+            return "none"
+        case "crashed":
+            return "operator"
+        case "paused" | "pausing":
+            return "resume"
+        case "waiting":
+            return "external_result"
+        case "idle":
+            return "input"
+        case _:
+            if row.open_calls > 0:
+                return "tools"
+            return "retry_model" if row.retry_at is not None else "model"
+
+
+def _text(payload: str | None) -> str | None:
+    if payload is None:
+        return None
+    try:
+        output = decode_payload("model_output", 0, payload)
+    except DamagedEvent:
+        return None
+    if not isinstance(output, ModelOutputPayload):
+        return None
+    return "\n\n".join(block.text for block in output.content_blocks if isinstance(block, TextBlock)) or None
