@@ -1,0 +1,89 @@
+"""The fixed words that a conversation is built with: notices, outcome markers, placeholders.
+
+They are apart from the fold because changing one changes the bytes of every running agent's next request, and with them
+what the provider has cached: treat them as data.
+Source: engine.md §6 (outcome marker, errors and config changes as messages, checkpoint element).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, assert_never
+from xml.sax.saxutils import escape
+
+import msgspec
+
+from omnara.domain.content import (
+    EMPTY_RESULT_TEXT,
+    INTERRUPTED_TEXT,
+    InputBlock,
+    MediaRefBlock,
+    ResultBlock,
+    StructuredDataBlock,
+    TextBlock,
+)
+from omnara.domain.events import Outcome
+from omnara.domain.text import is_blank
+
+CANCEL_NOTICE: Final = "[Notice: the user stopped the work here.]"
+CONFIG_NOTICE: Final = (
+    "[Notice: this agent's configuration changed here. Instructions and tools may differ from before.]"
+)
+LOST_NOTICE: Final = "[Notice: a part of this conversation is not available. Go on from what is known.]"
+
+_MARKERS: Final[dict[Outcome, str]] = {
+    "failed": "[The tool call failed.]",
+    "denied": "[The tool call was denied; the tool did not run.]",
+    "canceled": "[The tool call was canceled.]",
+}
+
+
+def error_notice(text: str) -> str:
+    """Tell that a model call ended for good. `text` is the recorded reason, possibly blank."""
+    reason = text.strip() or "no reason was recorded"
+    return f"[Notice: the previous model call failed and its turn ended: {reason}]"
+
+
+def input_texts(blocks: Sequence[InputBlock]) -> list[str]:
+    """The texts of a message, without blank ones."""
+    texts = []
+    for block in blocks:
+        if isinstance(block, TextBlock):
+            if not is_blank(block.text):
+                texts.append(block.text)
+        elif isinstance(block, MediaRefBlock):
+            texts.append(media_text(block))
+        else:
+            assert_never(block)
+    return texts
+
+
+def media_text(block: MediaRefBlock) -> str:
+    """Stand for a stored file."""
+    return f"[Attachment {block.artifact_id}: its content is not shown.]"
+
+
+def result_text(outcome: Outcome, blocks: Sequence[ResultBlock]) -> str:
+    """Everything a model is told about the end of a call, never blank: outcome marker, then the content."""
+    parts = [_MARKERS[outcome]] if outcome in _MARKERS else []
+    for block in blocks:
+        if isinstance(block, TextBlock):
+            if not is_blank(block.text):
+                parts.append(block.text)
+        elif isinstance(block, StructuredDataBlock):
+            parts.append(msgspec.json.encode(block.value).decode())
+        elif isinstance(block, MediaRefBlock):
+            parts.append(media_text(block))
+        else:
+            assert_never(block)
+    return "\n".join(parts) or EMPTY_RESULT_TEXT
+
+
+def interrupted_text() -> str:
+    """What stands for an answer that the log does not have. Source: DESIGN §2, invariant 4."""
+    return result_text("failed", [TextBlock(INTERRUPTED_TEXT)])
+
+
+def checkpoint_text(summary: str) -> str:
+    """The summary that replaces everything before it, escaped so that it cannot close its own element."""
+    return f"<context_checkpoint>\n{escape(summary)}\n</context_checkpoint>"

@@ -1,0 +1,58 @@
+"""The one door to models: picks the adapter by wire format and owns what adapters share.
+
+Source: DESIGN §5.
+"""
+
+from __future__ import annotations
+
+from omnara.domain.stream import Sink
+from omnara.providers import anthropic_messages, openai_chat
+from omnara.providers.http import AddressCheck, ConnectorFactory, HttpPool
+from omnara.providers.protocol import Failed, ModelAdapter, ModelCall, Outcome
+from omnara.providers.streaming import HttpAdapter
+
+
+class ModelGateway:
+    """Makes attempts. Built without I/O; connections open with the first call."""
+
+    def __init__(
+        self,
+        *,
+        check_address: AddressCheck | None = None,
+        connector_factory: ConnectorFactory | None = None,
+        trust_env: bool = False,
+    ) -> None:
+        """`check_address(host, ip)` returns why an address must not be dialled, or None; it also sees literal
+        addresses. `connector_factory` replaces the connector and with it the check of resolved names.
+        """
+        self._pool = HttpPool(check_address=check_address, connector_factory=connector_factory, trust_env=trust_env)
+        self._http = {
+            anthropic_messages.API_FORMAT: HttpAdapter(anthropic_messages.AnthropicMessages(), self._pool),
+            openai_chat.API_FORMAT: HttpAdapter(openai_chat.OpenAIChat(), self._pool),
+        }
+        self._adapters: dict[str, ModelAdapter] = dict(self._http)
+
+    def register(self, api_format: str, adapter: ModelAdapter) -> None:
+        """Use `adapter` for `api_format`, in place of any that is there. The gateway closes it."""
+        self._adapters[api_format] = adapter
+
+    async def call(self, call: ModelCall, sink: Sink | None = None) -> Outcome:
+        """Make one attempt; see `ModelAdapter.call`. A format without adapter is a Failed like any other."""
+        adapter = self._adapters.get(call.target.api_format)
+        if adapter is None:
+            return Failed(
+                kind="invalid_request", message=f"the wire format {call.target.api_format!r} is not supported"
+            )
+        return await adapter.call(call, sink)
+
+    async def warm(self, api_formats: frozenset[str] | None = None) -> None:
+        """Import the SDKs of these formats (None: all) ahead of their first call, in a thread."""
+        for api_format, adapter in self._http.items():
+            if api_formats is None or api_format in api_formats:
+                await adapter.warm()
+
+    async def close(self) -> None:
+        """Close all adapters and connections. Calls must have ended or been cancelled before."""
+        for adapter in {id(item): item for item in (*self._adapters.values(), *self._http.values())}.values():
+            await adapter.close()
+        await self._pool.close()

@@ -1,0 +1,211 @@
+"""Building an answer out of a stream: neutral blocks and their preview deltas, the same for every wire format.
+
+A wire module says what arrived; what an answer is, and when it is sound, is decided here once.
+Source: engine.md §5 (malformed success, max_tokens); field-reports B04, B13, B43.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import msgspec
+
+from omnara.domain.content import ReasoningBlock, TextBlock
+from omnara.domain.events import StopReason
+from omnara.domain.stream import (
+    BlockStart,
+    BlockStop,
+    ModelStopReason,
+    ModelUsage,
+    Sink,
+    StreamDelta,
+    TextDelta,
+    TextStreamBlock,
+    ThinkingDelta,
+    ThinkingStreamBlock,
+    ToolArgumentsDelta,
+    ToolUseStreamBlock,
+)
+from omnara.domain.text import clean_text, is_blank
+from omnara.providers.arguments import read_arguments
+from omnara.providers.protocol import MAX_CALL_ID_BYTES, Completed, CompletedBlock, Failed, RequestedCall
+
+BlockKind = Literal["text", "thinking", "call"]
+MALFORMED: Final = "malformed_answer"
+"""`provider_code` of an answer that came whole and makes no sense; the call is tried again."""
+
+_MAX_NAME: Final = 256
+_DELTAS: Final[dict[BlockKind, Callable[[int, str], StreamDelta]]] = {
+    "text": TextDelta,
+    "thinking": ThinkingDelta,
+    "call": ToolArgumentsDelta,
+}
+
+
+class _Block(msgspec.Struct):
+    """A block under construction. `pieces` are as they came, uncleaned: signed content must stay what it is."""
+
+    kind: BlockKind
+    pieces: list[str]
+    half: str = ""
+    closed: bool = False
+    name: str = ""
+    provider_id: str = ""
+    id: UUID | None = None
+    public_id: str = ""
+
+    def raw(self) -> str:
+        """All that came, with the halves of surrogate pairs joined."""
+        text = "".join(self.pieces)
+        if text.isascii():
+            return text
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+class OutputBuilder:
+    """Collects the blocks of one answer and tells `sink` about them as they grow."""
+
+    def __init__(self, new_call_id: Callable[[], tuple[UUID, str]], sink: Sink | None) -> None:
+        self._new_call_id = new_call_id
+        self._sink = sink
+        self._blocks: list[_Block] = []
+
+    @property
+    def provider_ids(self) -> list[str]:
+        """The providers' ids of the calls so far, in order."""
+        return [block.provider_id for block in self._blocks if block.kind == "call"]
+
+    def open(self, kind: Literal["text", "thinking"]) -> int:
+        """Open a block and return its index."""
+        self._blocks.append(_Block(kind, []))
+        index = len(self._blocks) - 1
+        if self._sink is not None:
+            self._sink(BlockStart(index, TextStreamBlock() if kind == "text" else ThinkingStreamBlock()))
+        return index
+
+    def open_call(self, provider_id: str, name: str) -> int:
+        """Open a tool call and return its index. Ids that are missing or not unique are replaced by our own."""
+        call_id, public_id = self._new_call_id()
+        provider_id = clean_text(provider_id)
+        if not provider_id or provider_id in self.provider_ids:
+            provider_id = public_id
+        name = clean_text(name)
+        self._blocks.append(_Block("call", [], name=name, provider_id=provider_id, id=call_id, public_id=public_id))
+        index = len(self._blocks) - 1
+        if self._sink is not None:
+            self._sink(BlockStart(index, ToolUseStreamBlock(public_id, name)))
+        return index
+
+    def add(self, index: int, piece: str) -> None:
+        """Append to block `index`. Empty pieces are nothing."""
+        if not piece:
+            return
+        block = self._blocks[index]
+        block.pieces.append(piece)
+        if self._sink is None:
+            return
+        if block.half:
+            piece, block.half = block.half + piece, ""
+        if "\ud800" <= piece[-1] <= "\udbff":
+            piece, block.half = piece[:-1], piece[-1]
+            if not piece:
+                return
+        self._sink(_DELTAS[block.kind](index, clean_text(piece)))
+
+    def close(self, index: int) -> None:
+        """Close block `index`; once more does nothing."""
+        block = self._blocks[index]
+        if block.closed:
+            return
+        block.closed = True
+        if self._sink is not None:
+            if block.half:
+                self._sink(_DELTAS[block.kind](index, "\ufffd"))
+            self._sink(BlockStop(index))
+
+    def close_all(self) -> None:
+        """Close what is open, in order."""
+        for index in range(len(self._blocks)):
+            self.close(index)
+
+    def raw(self, index: int) -> str:
+        """What came for block `index`, uncleaned."""
+        return self._blocks[index].raw()
+
+    def call_name(self, index: int) -> str:
+        """The name that the call at `index` asks for."""
+        return self._blocks[index].name
+
+    def arguments(self, index: int) -> tuple[dict[str, Any], str | None]:
+        """The arguments of the call at `index`, and what is wrong with them."""
+        return read_arguments(self._blocks[index].raw())
+
+    def finish(
+        self, reason: ModelStopReason, usage: ModelUsage, *, replay: Callable[[], bytes | None], request_id: str
+    ) -> Completed | Failed:
+        """Judge the whole answer. `replay` is asked only when the answer may be repeated to its model."""
+        self.close_all()
+        calls = self.provider_ids
+        if reason == "end_turn" and calls:
+            reason = "tool_use"  # many servers say `stop` all the same
+        failed = self._failure(reason, calls)
+        if failed is not None:
+            return msgspec.structs.replace(failed, request_id=request_id)
+        stop = _DURABLE[reason]
+        kept = replay() if stop in ("end_turn", "tool_use") else None
+        return Completed(stop, self._completed(with_calls=stop == "tool_use"), usage, kept, request_id)
+
+    def _failure(self, reason: ModelStopReason, calls: list[str]) -> Failed | None:
+        if reason == "context_window":
+            return Failed(kind="context_window", message="the model's context window is full")
+        if reason == "pause":
+            return Failed(
+                kind="invalid_request",
+                message="the model paused its turn, which no tool on offer allows",
+                ambiguous=True,
+            )
+        if reason == "unknown":
+            return _malformed("the answer ended for a reason that is not known")
+        if reason == "tool_use" and not calls:
+            return _malformed("the answer ended for a tool call and has none")
+        if reason in ("refusal", "content_filter") and calls:
+            return _malformed("the answer was refused and asks for tools all the same")
+        if reason == "tool_use":
+            if any(len(call.encode()) > MAX_CALL_ID_BYTES for call in calls):
+                return _malformed("the id of a tool call is longer than 2000 bytes")
+            if not all(0 < len(block.name) <= _MAX_NAME for block in self._blocks if block.kind == "call"):
+                return _malformed("the name of a tool call is missing or longer than 256 characters")
+        return None
+
+    def _completed(self, *, with_calls: bool) -> tuple[CompletedBlock, ...]:
+        blocks: list[CompletedBlock] = []
+        for block in self._blocks:
+            if block.kind == "call":
+                if with_calls:
+                    blocks.append(_requested(block))
+                continue
+            text = clean_text(block.raw())
+            if not is_blank(text):
+                blocks.append(TextBlock(text) if block.kind == "text" else ReasoningBlock(text))
+        return tuple(blocks)
+
+
+_DURABLE: Final[dict[ModelStopReason, StopReason]] = {
+    "end_turn": "end_turn",
+    "tool_use": "tool_use",
+    "max_tokens": "max_tokens",
+    "refusal": "refusal",
+    "content_filter": "content_filter",
+}
+
+
+def _requested(block: _Block) -> RequestedCall:
+    arguments, problem = read_arguments(block.raw())
+    assert block.id is not None  # set by open_call, the only maker of this kind
+    return RequestedCall(block.id, block.public_id, block.provider_id, block.name, arguments, problem)
+
+
+def _malformed(message: str) -> Failed:
+    return Failed(kind="unknown", message=message, ambiguous=True, provider_code=MALFORMED)

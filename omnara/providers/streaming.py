@@ -1,0 +1,175 @@
+"""One attempt over HTTP: what every wire format does alike, from the body to the verdict.
+
+A format contributes three things (`Wire`): how a call becomes a body, how events become an answer, and whose headers
+it takes. The rest, above all how every way of failing is named, is here.
+Source: engine.md §5 (signals); DESIGN §5.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import aiohttp
+
+from omnara.domain.stream import ErrorDelta, MessageStop, Sink, Stop, StreamFault
+from omnara.providers.errors import from_response, from_stream, request_id, safe_message
+from omnara.providers.http import AddressRefused, Expired, HttpPool, Refusal
+from omnara.providers.json_events import BadEvent
+from omnara.providers.output import OutputBuilder
+from omnara.providers.protocol import Completed, Failed, ModelCall, ModelTarget, Outcome
+from omnara.providers.sdk import BadCredential, Sdk, SdkHeaders
+from omnara.providers.sse import SseParser, StreamTooLarge
+
+
+class StreamedError(Exception):
+    """The provider reported an error inside its stream; `value` is the decoded event."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+        super().__init__("the provider reported an error in its stream")
+
+
+class Assembler(Protocol):
+    """Turns the events of one answer into blocks."""
+
+    done: bool
+
+    def event(self, data: bytes) -> bool:
+        """Take one event; True if it brought something new. Raises StreamedError or BadEvent."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that makes an answer whole has arrived."""
+        ...
+
+    def finish(self, request_id: str) -> Outcome:
+        """Judge the complete answer."""
+        ...
+
+
+class Wire(Protocol):
+    """A wire format."""
+
+    sdk: Sdk
+
+    def url(self, target: ModelTarget) -> str:
+        """Where to send the request."""
+        ...
+
+    def body(self, call: ModelCall) -> bytes:
+        """Serialize the request. Raises DamagedReplay."""
+        ...
+
+    def assembler(self, call: ModelCall, output: OutputBuilder) -> Assembler:
+        """A fresh assembler for the answer."""
+        ...
+
+
+class _Receiver:
+    """Bytes to events to the assembler."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        self._parser = SseParser()
+        self._event = assembler.event
+        self._assembler = assembler
+        self.done = False
+
+    def feed(self, chunk: bytes) -> bool:
+        fresh = False
+        for data in self._parser.feed(chunk):
+            if self._event(data):
+                fresh = True
+            if self._assembler.done:
+                self.done = True
+                break
+        return fresh
+
+
+class HttpAdapter:
+    """A model adapter for one wire format."""
+
+    def __init__(self, wire: Wire, pool: HttpPool) -> None:
+        self._wire = wire
+        self._pool = pool
+        self._headers = SdkHeaders(wire.sdk)
+
+    async def warm(self) -> None:
+        """Import what the first call needs, so that it does not have to wait for it."""
+        await self._headers.warm()
+
+    async def call(self, call: ModelCall, sink: Sink | None) -> Outcome:
+        """See `ModelAdapter.call`."""
+        if call.suppress_replay:
+            call.history.suppress(call.context.sequence)
+        body = self._wire.body(call)
+        assembler = self._wire.assembler(call, OutputBuilder(call.new_call_id, sink))
+        outcome = await self._attempt(call, body, assembler)
+        if sink is not None:
+            _announce(outcome, sink)
+        return outcome
+
+    async def close(self) -> None:
+        """See `ModelAdapter.close`. The pool belongs to whoever made it."""
+        await self._headers.close()
+
+    async def _attempt(self, call: ModelCall, body: bytes, assembler: Assembler) -> Outcome:
+        target, replays = call.target, call.history.replays > 0
+        try:
+            headers = await self._headers.get(target)
+            answer = await self._pool.stream(self._wire.url(target), headers, body, target.limits, _Receiver(assembler))
+        except Refusal as refusal:
+            return from_response(
+                refusal.status, refusal.headers, refusal.body, key=target.api_key, replays=replays, now=time.time()
+            )
+        except StreamedError as error:
+            return from_stream(error.value, key=target.api_key, replays=replays, request_id="")
+        except (BadEvent, StreamTooLarge, Expired) as error:
+            return _transient(str(error), target, ambiguous=True)
+        except (AddressRefused, BadCredential, aiohttp.InvalidURL) as error:
+            return _refused(error, target)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _connection_failed(error, target)
+        if not assembler.complete:
+            return _transient(
+                "the provider's stream ended before its answer did", target, ambiguous=True, headers=answer
+            )
+        return assembler.finish(request_id(answer))
+
+
+def _announce(outcome: Outcome, sink: Sink) -> None:
+    if isinstance(outcome, Completed):
+        sink(MessageStop(Stop(outcome.stop_reason if outcome.stop_reason != "error" else "unknown", outcome.usage)))
+    else:
+        sink(ErrorDelta(StreamFault(outcome.message)))
+
+
+def _transient(text: str, target: ModelTarget, *, ambiguous: bool, headers: Mapping[str, str] | None = None) -> Failed:
+    return Failed(
+        kind="transient",
+        message=safe_message(text, target.api_key),
+        ambiguous=ambiguous,
+        request_id=request_id(headers) if headers is not None else "",
+    )
+
+
+def _refused(error: Exception, target: ModelTarget) -> Failed:
+    """Nothing was sent, and nothing will change by itself."""
+    if isinstance(error, AddressRefused):
+        return Failed(
+            kind="invalid_request",
+            message=safe_message(f"the model endpoint's address is not allowed: {error}", target.api_key),
+            provider_code="address_blocked",
+        )
+    if isinstance(error, BadCredential):
+        return Failed(kind="auth", message=safe_message(str(error), target.api_key))
+    return Failed(kind="invalid_request", message="the model endpoint's URL is not usable")
+
+
+def _connection_failed(error: Exception, target: ModelTarget) -> Failed:
+    """Before the connection stood nothing can have happened at the provider; after it, anything."""
+    unsent = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+    what = "could not connect to the provider" if unsent else "the connection to the provider broke"
+    return _transient(f"{what}: {str(error) or type(error).__name__}", target, ambiguous=not unsent)
