@@ -110,7 +110,8 @@ async def quarantine_agent(
 ) -> int | None:
     """Close an agent's gate as crashed under its fence (agent, worker, token, epoch); None when the claim moved on.
 
-    `void` is a half-open range of sequences. Returns the sequence of the event that tells the reader. Commits by itself.
+    `void` is a half-open range of sequences. Returns the sequence of the event that tells the reader.
+    Commits by itself.
     """
     ranges = [asyncpg.Range(void[0], void[1])]
     row = await connection.fetchrow(_SQL["quarantine_agent"], *fence, ranges, event_id, turn_id, payload, meta, error)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from omnara.db.connection import Connection
+from omnara.db.connection import Connection, Row
 from omnara.db.sqlfiles import Queries
 from omnara.domain.claim import Claim, ClaimState, HeldClaim
 
@@ -23,10 +23,10 @@ async def claim_agents(
     """Claim up to `limit` ready agents, oldest first. Commits by itself, synchronously (coordination §4).
 
     `since` bounds the index scan; `token` is 63 random bits, new for each call. Claims nothing when the worker is not
-    live. An exception other than a definite SQL error leaves it unknown whether agents were claimed: reconcile finds out.
+    live. An exception other than a definite SQL error leaves open whether agents were claimed: reconcile finds out.
     """
     rows = await connection.fetch(_SQL["claim_agents"], worker_id, limit, since, token, suspects)
-    return [Claim(*row[:16], _ranges(row[16]), row[17], row[18], row[19]) for row in rows]
+    return [_claim(row) for row in rows]
 
 
 async def own_claims(connection: Connection, worker_id: UUID) -> list[HeldClaim]:
@@ -71,6 +71,12 @@ async def agents_by_status(connection: Connection) -> dict[str, int]:
     """Return the number of agents by derived status. Reads the whole hot table: for metrics once a minute."""
     rows = await connection.fetch(_SQL["agents_by_status"])
     return {row[0]: row[1] for row in rows}
+
+
+def _claim(row: Row) -> Claim:
+    values = dict(row)
+    values["void"] = _ranges(values["void"])
+    return Claim(**values)
 
 
 def _ranges(multirange: Any) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,7 @@
-"""Queries on `workers`: identities, leases, probes and deaths. Source: DESIGN §3 "Who is alive", coordination §1 and §3."""
+"""Queries on `workers`: identities, leases, probes and deaths.
+
+Source: DESIGN §3 "Who is alive", coordination §1 and §3.
+"""
 
 from __future__ import annotations
 

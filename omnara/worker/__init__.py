@@ -1,0 +1,6 @@
+"""Runs agents: identity, claims, steps and saves of one process."""
+
+from omnara.worker.identity import Identity, IdentityEvents, IdentityTimes
+from omnara.worker.worker import Worker
+
+__all__ = ["Identity", "IdentityEvents", "IdentityTimes", "Worker"]

@@ -1,0 +1,144 @@
+"""Taking claims away: from dead workers, from steps that must be given up, from agents with a damaged log.
+
+Whatever was running gets its one result here ("interrupted, outcome unknown"), in the same transaction that takes the
+claim, so nothing with an outside effect can run again and no later save of the old holder can win.
+Source: DESIGN §3 "Crashes that repeat", §4 (void ranges); engine.md §3.5; coordination §3.1.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+
+from omnara.db import recovery as db
+from omnara.db.connection import Connection
+from omnara.db.recovery import LockedClaim, TakenAgent
+from omnara.domain.claim import Claim
+from omnara.domain.content import INTERRUPTED_TEXT, ErrorBlock, TextBlock
+from omnara.domain.events import EventMeta, ModelOutputPayload, ToolResultPayload, encode_payload
+from omnara.engine.deps import Deps
+from omnara.ids import IdKind, encode, new_uuid
+from omnara.log import get_logger
+
+log = get_logger(__name__)
+
+RELEASE_BATCH = 100
+"""Agents released by one transaction. Source: engine.md §3.5."""
+
+
+class Released(msgspec.Struct, frozen=True):
+    """Agents whose claims were taken away, and those of them that are now `crashed`."""
+
+    agents: tuple[UUID, ...]
+    crashed: tuple[UUID, ...]
+
+
+async def release_orphans(deps: Deps, death_limit: int) -> Released:
+    """Release up to 100 claims of workers that are not live; call again while it returns a full batch.
+
+    Own transaction. A death with a step under way counts for its agent; `death_limit` deaths in a row close its gate.
+    """
+
+    async def work(connection: Connection) -> Released:
+        claims = await db.lock_orphans(connection, RELEASE_BATCH)
+        if not claims:
+            return Released((), ())
+        started = await db.started_steps(connection, claims)
+        agents = [
+            _taken(claim, claim.deaths + (claim.worker_state != "stopped" and claim.agent_id in started), death_limit)
+            for claim in claims
+        ]
+        return await _take(connection, claims, agents, "interrupted")
+
+    released = await deps.db.run(work)
+    _announce(deps, released)
+    if released.crashed:
+        log.error("agents_crashed", agents=[str(agent) for agent in released.crashed], deaths=death_limit)
+    return released
+
+
+async def release_claim(deps: Deps, claim: Claim, worker_id: UUID) -> bool:
+    """Give up one claim whose step cannot be saved: running calls end as interrupted, the step is `released`.
+
+    Counts neither as a death nor as a failed attempt. False when the claim had already moved on. Own transaction.
+    """
+    return await release_held(deps, claim.agent_id, worker_id, claim.claim_token, claim.epoch)
+
+
+async def release_held(deps: Deps, agent_id: UUID, worker_id: UUID, claim_token: int, epoch: int) -> bool:
+    """As `release_claim`, for a claim that only the database knows of."""
+
+    async def work(connection: Connection) -> Released:
+        locked = await db.lock_claim(connection, agent_id, worker_id, claim_token, epoch)
+        if locked is None:
+            return Released((), ())
+        return await _take(connection, [locked], [_taken(locked, locked.deaths, 2**15)], "released")
+
+    released = await deps.db.run(work)
+    _announce(deps, released)
+    return bool(released.agents)
+
+
+async def quarantine(deps: Deps, claim: Claim, worker_id: UUID, void: tuple[int, int], reason: str) -> bool:
+    """Mark an agent `crashed` because a row of its log is damaged, and void the half-open range of sequences.
+
+    The rows stay where they are; an ordinary error output tells the reader; an operator decides how to go on.
+    """
+    text = f"The agent was stopped: {reason}. Resume it with force or restart."
+    payload = ModelOutputPayload(encode(IdKind.MODEL_CALL, new_uuid()), "error", [ErrorBlock(text)])
+
+    async def work(connection: Connection) -> int | None:
+        return await db.quarantine_agent(
+            connection,
+            (claim.agent_id, worker_id, claim.claim_token, claim.epoch),
+            void=void,
+            event_id=new_uuid(),
+            turn_id=claim.turn_id or new_uuid(),
+            payload=encode_payload(payload),
+            meta=encode_payload(EventMeta(claim.next_sequence - 1)),
+            error=msgspec.json.encode({"kind": "damaged_history", "message": reason}).decode(),
+        )
+
+    sequence = await deps.db.run(work)
+    if sequence is None:
+        return False
+    log.error("agent_quarantined", agent_id=str(claim.agent_id), void=list(void), reason=reason)
+    _announce(deps, Released((claim.agent_id,), (claim.agent_id,)))
+    return True
+
+
+def _taken(claim: LockedClaim, deaths: int, death_limit: int) -> TakenAgent:
+    return TakenAgent(claim.agent_id, deaths, "crashed" if deaths >= death_limit else "open", ())
+
+
+async def _take(
+    connection: Connection, claims: Sequence[LockedClaim], agents: Sequence[TakenAgent], step_state: str
+) -> Released:
+    calls: dict[UUID, list[UUID]] = defaultdict(list)
+    for agent_id, call_id in await db.running_calls(connection, claims):
+        calls[agent_id].append(call_id)
+    with_results = [
+        msgspec.structs.replace(
+            agent, results=tuple((new_uuid(), call_id, _interrupted(call_id)) for call_id in calls[agent.agent_id])
+        )
+        for agent in agents
+    ]
+    taken = await db.take_away(connection, with_results, step_state)
+    return Released(tuple(taken), tuple(agent_id for agent_id, (_, gate) in taken.items() if gate == "crashed"))
+
+
+def _interrupted(call_id: UUID) -> str:
+    payload = ToolResultPayload(encode(IdKind.TOOL_CALL, call_id), "failed", [TextBlock(INTERRUPTED_TEXT)])
+    return encode_payload(payload)
+
+
+def _announce(deps: Deps, released: Released) -> None:
+    if not released.agents:
+        return
+    for agent_id in released.agents:
+        deps.feed.wake(agent_id)
+    deps.hints.events(released.agents)
+    deps.hints.ready(released.agents)

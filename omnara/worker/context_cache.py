@@ -1,0 +1,138 @@
+"""Folded conversations kept between steps: a bounded LRU, so that a step costs its new events and not its history.
+
+An entry is never trusted blindly: the log is read from the entry's last sequence *inclusive* and the id of that
+event is compared, since a failover can rewrite the tail; a changed `history_version` drops the entry.
+Source: DESIGN §4 "Cost per step"; coordination §8.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from uuid import UUID
+
+from omnara.db.connection import Connection
+from omnara.db.snapshot import EVENT_PAGE, decode_event, read_events
+from omnara.domain.claim import Claim
+from omnara.domain.context import ContextState
+from omnara.domain.events import DamagedEvent, Event
+from omnara.providers.rendered import RenderedHistory
+
+
+class DamagedLog(Exception):
+    """Rows of the log cannot be used. `first` and `last` are the sequences of the first and last damaged row."""
+
+    def __init__(self, first: int, last: int, reason: str) -> None:
+        self.first = first
+        self.last = last
+        super().__init__(reason)
+
+
+class CachedContext:
+    """One agent's conversation up to `context.sequence`, its rendered bytes, and the id of its last event."""
+
+    __slots__ = ("context", "history", "history_version", "last_id", "void")
+
+    def __init__(self, claim: Claim) -> None:
+        # The fold takes ranges with both ends included, the hot row half-open ones.
+        self.void = tuple((low, high - 1) for low, high in claim.void)
+        self.context = ContextState(self.void)
+        self.history = RenderedHistory()
+        self.history_version = claim.history_version
+        self.last_id: UUID | None = None
+
+    @property
+    def sequence(self) -> int:
+        """The last sequence that is folded in."""
+        return self.context.sequence
+
+    @property
+    def bytes_size(self) -> int:
+        """Estimated memory."""
+        return self.context.bytes_size + self.history.bytes_size
+
+    def follow(self, events: Sequence[Event]) -> None:
+        """Fold events in that directly follow; anything else is left for the next read of the log."""
+        for event in events:
+            if event.sequence != self.context.sequence + 1:
+                return
+            self.context.apply(event)
+            self.last_id = event.id
+
+    async def catch_up(self, connection: Connection, agent_id: UUID, head: int) -> bool:
+        """Read the log from the last known event on, up to `head`. False when the entry turned out to be stale.
+
+        Raises DamagedLog when a row does not decode, or rows are missing.
+        """
+        damaged: list[DamagedEvent] = []
+        while self.context.sequence < head or self.last_id is not None:
+            start = max(self.context.sequence, 1)
+            rows = await read_events(connection, agent_id, start, EVENT_PAGE)
+            if self.last_id is not None:
+                if not rows or rows[0][0] != self.context.sequence or rows[0][1] != self.last_id:
+                    return False
+                rows = rows[1:]
+            self._fold_rows(rows, damaged)
+            if len(rows) < EVENT_PAGE - 1:
+                break
+        if damaged:
+            raise DamagedLog(damaged[0].sequence, damaged[-1].sequence, str(damaged[0]))
+        return True
+
+    def _fold_rows(self, rows: Sequence[object], damaged: list[DamagedEvent]) -> None:
+        for row in rows:
+            sequence: int = row[0]  # type: ignore[index]
+            if sequence != self.context.sequence + 1:
+                damaged.append(DamagedEvent(self.context.sequence + 1, "the row is missing"))
+            if any(low <= sequence <= high for low, high in self.void):
+                self.context.sequence = sequence
+            else:
+                try:
+                    self.context.apply(decode_event(row))  # type: ignore[arg-type]
+                except DamagedEvent as error:
+                    damaged.append(error)
+                    self.context.sequence = sequence
+            self.last_id = row[1]  # type: ignore[index]
+
+
+async def caught_up(connection: Connection, claim: Claim, entry: CachedContext, frontier: int) -> CachedContext:
+    """Return an entry that reaches exactly `frontier`: the given one, or a new one when the log's tail was rewritten.
+
+    Raises DamagedLog; RuntimeError when the log does not end where the step says, which is a fault of ours.
+    """
+    if not await entry.catch_up(connection, claim.agent_id, frontier):
+        entry = CachedContext(claim)
+        await entry.catch_up(connection, claim.agent_id, frontier)
+    if entry.sequence != frontier:
+        raise RuntimeError(f"the log reaches {entry.sequence}, the step may see {frontier}")
+    return entry
+
+
+class ContextCache:
+    """LRU by bytes. `take` removes the entry for the time of a run; `put` gives it back and evicts the oldest."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[UUID, CachedContext] = OrderedDict()
+        self._bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    def take(self, claim: Claim) -> CachedContext:
+        """Return the agent's entry if it fits the claim's history version, else an empty one."""
+        entry = self._entries.pop(claim.agent_id, None)
+        if entry is not None:
+            self._bytes -= entry.bytes_size
+            if entry.history_version == claim.history_version:
+                self.hits += 1
+                return entry
+        self.misses += 1
+        return CachedContext(claim)
+
+    def put(self, agent_id: UUID, entry: CachedContext) -> None:
+        """Keep an entry; the least recently used ones go when the bound is passed."""
+        self._entries[agent_id] = entry
+        self._bytes += entry.bytes_size
+        while self._bytes > self._max_bytes and self._entries:
+            _, evicted = self._entries.popitem(last=False)
+            self._bytes -= evicted.bytes_size

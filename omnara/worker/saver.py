@@ -1,0 +1,214 @@
+"""Group saves: every save of the process goes through one queue, and each of two connections takes whatever waits.
+
+Nothing is ever delayed for company: a lone save goes alone. An exception from a save means that the outcome is
+*unknown*, never that it is lost; the saver finds out by reading, and saves again only if the database says
+that nothing happened.
+Source: DESIGN §3 "Group saves", coordination §5 (rules 6 and 8) and §10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from uuid import UUID
+
+from prometheus_client import Histogram
+
+from omnara.db.advance import MAX_GROUP, MAX_GROUP_BYTES, advance
+from omnara.db.connection import ConnectSettings, ConnKind
+from omnara.db.dedicated import Dedicated
+from omnara.db.failures import DatabaseUnavailable, is_data_error, is_definite_sql_error
+from omnara.db.sched import read_claim
+from omnara.domain.advance import Advance, Advanced, AdvanceOutcome, ClaimLost
+from omnara.domain.claim import ClaimState
+from omnara.log import get_logger
+
+log = get_logger(__name__)
+
+SAVER_CONNECTIONS = 2
+"""Source: coordination §10."""
+SKIPPED_RETRY_S = 0.005
+"""A save whose hot row was locked goes back on the queue after this. Source: coordination §10."""
+SAVE_TIMEOUT_S = 10.0
+
+
+class DataRefused(Exception):
+    """Postgres refused the content of one save for good, for example text that it cannot store. Nothing was written."""
+
+
+class SaverFull(Exception):
+    """The queue has reached its bound of bytes while Postgres is away; the caller must abandon its step."""
+
+
+class _Pending:
+    __slots__ = ("done", "item")
+
+    def __init__(self, item: Advance, done: asyncio.Future[AdvanceOutcome]) -> None:
+        self.item = item
+        self.done = done
+
+
+class Saver:
+    """Owns two connections and the queue in front of them. Start with `run` inside the worker's task group."""
+
+    def __init__(self, settings: ConnectSettings, *, max_waiting_bytes: int, sizes: Histogram | None = None) -> None:
+        self._holders = [Dedicated(settings, ConnKind.SAVER) for _ in range(SAVER_CONNECTIONS)]
+        self._queue: deque[_Pending] = deque()
+        self._bytes = 0
+        self._max_bytes = max_waiting_bytes
+        self._sizes = sizes
+        self._some = asyncio.Event()
+        self._worker_id: UUID | None = None
+
+    def serve(self, worker_id: UUID) -> None:
+        """Name the worker whose claims are saved from now on (changes after a declared death)."""
+        self._worker_id = worker_id
+
+    @property
+    def waiting(self) -> int:
+        """Saves in the queue."""
+        return len(self._queue)
+
+    async def save(self, item: Advance) -> AdvanceOutcome:
+        """Save one agent's advance and return what became of it.
+
+        Safe to cancel: the save itself goes on (it is shielded), only the waiting ends. Raises DataRefused when the
+        content cannot be stored, SaverFull when too much waits for a Postgres that is away.
+        """
+        if self._bytes + item.size > self._max_bytes:
+            raise SaverFull(f"{self._bytes} bytes of results wait for Postgres")
+        pending = _Pending(item, asyncio.get_running_loop().create_future())
+        self._put(pending)
+        return await asyncio.shield(pending.done)
+
+    async def run(self) -> None:
+        """Serve the queue until cancelled; what still waits then is left to the reconcile of another process."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for holder in self._holders:
+                    group.create_task(self._serve(holder))
+        finally:
+            for holder in self._holders:
+                await holder.close()
+
+    def _put(self, pending: _Pending) -> None:
+        self._queue.append(pending)
+        self._bytes += pending.item.size
+        self._some.set()
+
+    async def _serve(self, holder: Dedicated) -> None:
+        while True:
+            await self._some.wait()
+            batch = self._take()
+            if batch:
+                await self._save_batch(holder, batch)
+
+    def _take(self) -> list[_Pending]:
+        batch: list[_Pending] = []
+        size = 0
+        agents: set[UUID] = set()
+        while self._queue and len(batch) < MAX_GROUP and (not batch or size < MAX_GROUP_BYTES):
+            if self._queue[0].item.agent_id in agents:
+                break
+            pending = self._queue.popleft()
+            agents.add(pending.item.agent_id)
+            self._bytes -= pending.item.size
+            size += pending.item.size
+            batch.append(pending)
+        if not self._queue:
+            self._some.clear()
+        batch.sort(key=lambda entry: entry.item.agent_id)
+        return batch
+
+    async def _save_batch(self, holder: Dedicated, batch: list[_Pending]) -> None:
+        assert self._worker_id is not None, "serve() comes before the first save"
+        try:
+            async with holder.use() as connection:
+                answers = await advance(connection, self._worker_id, [p.item for p in batch], SAVE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - every failure is sorted into data, definite or unknown below
+            await self._after_failure(holder, batch, error)
+            return
+        if self._sizes is not None:
+            self._sizes.observe(len(batch))
+        for index, pending in enumerate(batch):
+            answer = answers.get(index)
+            if answer is not None:
+                _settle(pending, answer)
+            else:
+                await self._resolve(holder, pending)
+
+    async def _after_failure(self, holder: Dedicated, batch: list[_Pending], error: Exception) -> None:
+        if is_data_error(error):
+            if len(batch) == 1:
+                _refuse(batch[0], error)
+                return
+            for pending in batch:
+                await self._save_batch(holder, [pending])
+            return
+        log.warning("save_outcome_unknown", error=type(error).__name__, saves=len(batch))
+        if is_definite_sql_error(error) or isinstance(error, DatabaseUnavailable):
+            await asyncio.sleep(SKIPPED_RETRY_S)
+        for pending in batch:
+            await self._resolve(holder, pending)
+
+    async def _resolve(self, holder: Dedicated, pending: _Pending) -> None:
+        """Find out by reading what became of a save, for as long as it takes; then settle it or queue it again."""
+        item = pending.item
+        while True:
+            try:
+                async with holder.use() as connection:
+                    state = await read_claim(
+                        connection,
+                        item.agent_id,
+                        step_number=item.close.number if item.close else None,
+                        event_id=item.events[0].id if item.events else None,
+                        from_sequence=item.known_next_sequence,
+                    )
+                break
+            except Exception as error:  # noqa: BLE001 - Postgres is away: the finished result stays in memory
+                log.warning("save_unresolved", error=type(error).__name__, agent_id=str(item.agent_id))
+                await asyncio.sleep(0.2)
+        outcome = judge(item, state, self._worker_id)
+        if outcome is not None:
+            _settle(pending, outcome)
+            return
+        asyncio.get_running_loop().call_later(SKIPPED_RETRY_S, self._put, pending)
+
+
+def judge(item: Advance, state: ClaimState | None, worker_id: UUID | None) -> AdvanceOutcome | None:
+    """Decide from the hot row and the evidence what became of a save; None means that it did not happen: save again.
+
+    Evidence, in this order: the first event is in the log; the closed step has the state that this save gives it; the
+    next step is open. A claim that is gone without evidence is lost
+    (a plain release that did happen says the same to its caller: the claim is no longer held).
+    """
+    if state is None:
+        return ClaimLost()
+    held = (state.worker_id, state.claim_token, state.epoch) == (worker_id, item.claim_token, item.epoch)
+    saved = state.event_sequence is not None or (item.close is not None and state.step_state == item.close.state)
+    begun = item.begin is not None and held and state.step_number == item.step_number + 1
+    if not saved and not begun:
+        return None if held else ClaimLost()
+    return Advanced(
+        begun=begun,
+        kept=held,
+        first_sequence=state.event_sequence if state.event_sequence is not None else state.next_sequence,
+        next_sequence=state.next_sequence,
+        inputs_gen=item.gen if begun else state.inputs_gen,
+        turn_id=state.turn_id,
+        turn_sequence=state.turn_sequence,
+        step_number=state.step_number,
+        batch_sequence=state.batch_sequence,
+        ready=state.ready,
+        saved_at=state.read_at,
+    )
+
+
+def _settle(pending: _Pending, outcome: AdvanceOutcome) -> None:
+    if not pending.done.done():
+        pending.done.set_result(outcome)
+
+
+def _refuse(pending: _Pending, error: Exception) -> None:
+    if not pending.done.done():
+        pending.done.set_exception(DataRefused(str(error)))

@@ -1,0 +1,26 @@
+"""Reads what a claimed agent's next decision depends on, in one visit to the database."""
+
+from __future__ import annotations
+
+from omnara.db.connection import Connection
+from omnara.db.snapshot import read_open_calls, read_waiting_inputs
+from omnara.domain.claim import Claim
+from omnara.domain.step import OpenCall, Situation, WaitingInput
+
+
+async def read_situation(connection: Connection, claim: Claim) -> tuple[Situation, list[WaitingInput]]:
+    """Return the situation, and the queued inputs that are known (at most two: the second tells that there are more).
+
+    Read after the claim, so it is at least as new as the claim's `inputs_gen`: what came later moves that number, and
+    the save that relies on this reading then begins nothing.
+    """
+    calls: tuple[OpenCall, ...] = ()
+    if claim.batch_sequence is not None:
+        calls = await read_open_calls(connection, claim.agent_id, claim.batch_sequence)
+    inputs = [] if calls else await read_waiting_inputs(connection, claim.agent_id)
+    steering = tuple(item for item in inputs if item.delivery_mode == "steering")
+    queued = [item for item in inputs if item.delivery_mode == "queued"]
+    situation = Situation(
+        claim.turn_open, calls, steering, queued[0] if queued else None, claim.attempt, claim.retry_in_s
+    )
+    return situation, queued

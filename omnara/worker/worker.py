@@ -1,0 +1,300 @@
+"""The worker: claims agents, runs them as coroutines, and never believes that it owns one without asking.
+
+It follows its identity (attached, detached, declared dead), compares its claims with the database at intervals, and
+drains when the process stops: the running step is saved, then the claim is given back.
+Source: DESIGN §3 ("Losing a connection is not death", "Shutdown"); coordination §5, §7, §11.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+from omnara import probes
+from omnara.clock import Deadline, jittered, monotonic
+from omnara.db.bus import Kind, LocalBus
+from omnara.db.connection import ConnectSettings
+from omnara.db.dedicated import Dedicated
+from omnara.db.failures import DatabaseUnavailable
+from omnara.db.sched import own_claims
+from omnara.domain.claim import Claim, HeldClaim
+from omnara.engine.deps import Deps
+from omnara.engine.plan import PlanSource
+from omnara.engine.recovery import release_claim, release_held
+from omnara.engine.tool_step import Executors, ToolsBegun
+from omnara.log import get_logger
+from omnara.service import Tasks
+from omnara.worker.claimer import Claimer
+from omnara.worker.context_cache import ContextCache
+from omnara.worker.identity import Identity
+from omnara.worker.reconcile import UNKNOWN_CLAIM_AGE_S, Key, Reconciler
+from omnara.worker.run import AgentRun
+from omnara.worker.saver import Saver
+
+log = get_logger(__name__)
+
+LAG_INTERVAL_S: Final = 0.25
+FAULT_PAUSE_S: Final = 1.0
+"""A run that ended by a fault keeps its claim for this long, so that a bug does not spin."""
+
+
+class Worker:
+    """A `Service`. Shares the claimer's connection with nobody but the hints. One per process."""
+
+    name = "worker"
+
+    def __init__(
+        self,
+        deps: Deps,
+        database: ConnectSettings,
+        identity: Identity,
+        bus: LocalBus,
+        connection: Dedicated,
+        plans: PlanSource,
+        executors: Executors,
+    ) -> None:
+        self.deps = deps
+        self.plans = plans
+        self.executors = executors
+        settings = deps.settings
+        self.saver = Saver(database, max_waiting_bytes=settings.unsaved_results_bytes, sizes=deps.metrics.saves)
+        self.cache = ContextCache(settings.context_cache_bytes)
+        self._identity = identity
+        self._bus = bus
+        self._connection = connection
+        self._claimer = Claimer(
+            connection,
+            sweep_s=settings.claim_sweep_s,
+            yield_s=settings.claim_yield_s,
+            room=self._room,
+            suspects_ok=self._suspects_ok,
+            take=self._take,
+        )
+        self._tasks = Tasks()
+        self._runs: dict[UUID, tuple[AgentRun, asyncio.Task[None]]] = {}
+        self._attached = asyncio.Event()
+        self._draining = False
+        self._release_after_s = min(UNKNOWN_CLAIM_AGE_S, settings.reconcile_s)
+        self._reconciler = Reconciler(self._release_after_s)
+        self._reconcile_now = asyncio.Event()
+
+    # --- service ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start claiming. The identity must be attached already."""
+        self._tasks.spawn(self.saver.run(), "saver")
+        self._tasks.spawn(self._claimer.run(), "claimer")
+        self._tasks.spawn(self._claimer.watch_waiters(), "waiters")
+        self._tasks.spawn(self._reconcile_loop(), "reconcile")
+        self._tasks.spawn(self._watch_loop(), "loop-watch")
+        self._tasks.spawn(self._listen(), "hints")
+        self.attached(self._identity.worker_id, is_new=True)
+
+    async def watch(self) -> None:
+        """Raise what ended one of the worker's loops."""
+        await self._tasks.watch()
+
+    async def drain(self, deadline: Deadline) -> None:
+        """Claim nothing more, let steps be saved until `deadline`, then release what still runs."""
+        self._draining = True
+        self._claimer.pause()
+        running = [task for _, task in self._runs.values()]
+        if running:
+            await asyncio.wait(running, timeout=deadline.remaining_s)
+        left = [run for run, task in self._runs.values() if not task.done()]
+        await self._cancel_runs()
+        if left:
+            log.info("steps_released", count=len(left))
+            await asyncio.gather(*(self._release(run) for run in left))
+
+    async def stop(self) -> None:
+        """End at once. Claims that are still held are released by another process."""
+        self._claimer.pause()
+        await self._cancel_runs()
+        await self._tasks.close()
+
+    # --- what the identity says ---------------------------------------------------------------------------
+
+    def attached(self, worker_id: UUID, *, is_new: bool) -> None:
+        """Serve this identity; after a lost session, compare claims first."""
+        self.worker_id = worker_id
+        self.saver.serve(worker_id)
+        self._attached.set()
+        if not is_new:
+            self._reconcile_now.set()
+        if not self._draining:
+            self._claimer.resume(worker_id)
+
+    def detached(self) -> None:
+        """No new claims and no new effects; what runs goes on, finished results stay in memory."""
+        self._attached.clear()
+        self._claimer.pause()
+
+    def declared_dead(self, worker_id: UUID) -> None:
+        """Everything that runs belongs to somebody else now."""
+        log.error("declared_dead", worker_id=str(worker_id), runs=len(self._runs))
+        for _, task in self._runs.values():
+            task.cancel()
+
+    def deaths(self, worker_ids: Sequence[UUID]) -> None:
+        """Their agents will be ready in a moment; the release hints."""
+
+    # --- RunHost ------------------------------------------------------------------------------------------
+
+    worker_id: UUID
+
+    def must_yield(self, claim: Claim) -> bool:
+        """Draining, others waiting for too long, or enough steps for one claim."""
+        if self._draining or self._claimer.waiters:
+            return True
+        return claim.steps_done + 1 >= self.deps.settings.claim_max_steps
+
+    async def may_start_effects(self) -> None:
+        """Wait until the identity is attached."""
+        await self._attached.wait()
+
+    def released(self, claim: Claim, *, ready: bool, ready_s: float | None) -> None:
+        """Look again at once, or when the parked retry falls due."""
+        if ready:
+            self._claimer.poke()
+        elif ready_s is not None:
+            self._claimer.poke_in(ready_s)
+
+    # --- claims and runs ----------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Agents that run here now."""
+        return len(self._runs)
+
+    def poke(self) -> None:
+        """There may be work for this process."""
+        self._claimer.poke()
+
+    def _room(self) -> int:
+        return self.deps.settings.worker_capacity - len(self._runs)
+
+    def _suspects_ok(self) -> bool:
+        return not any(run.claim.deaths and not run.claim.steps_done for run, _ in self._runs.values())
+
+    def _take(self, claim: Claim) -> None:
+        self.deps.metrics.claims.inc()
+        previous = self._runs.get(claim.agent_id)
+        run = AgentRun(self, claim)
+        task = self._tasks.spawn(self._run(run, previous[1] if previous else None), f"run:{claim.agent_id}")
+        self._runs[claim.agent_id] = (run, task)
+        task.add_done_callback(lambda _: self._ended(run))
+
+    async def _run(self, run: AgentRun, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None and not previous.done():
+            await asyncio.wait([previous])  # one task per agent: its last statement has already given the claim back
+        try:
+            await run.run()
+        except DatabaseUnavailable as error:
+            log.warning("run_without_database", agent_id=str(run.claim.agent_id), error=str(error))
+            await self._release(run)
+        except Exception:  # a fault of ours ends this run, not the others
+            log.exception("run_fault", agent_id=str(run.claim.agent_id))
+            await asyncio.sleep(jittered(FAULT_PAUSE_S))
+            await self._release(run)
+
+    def _ended(self, run: AgentRun) -> None:
+        full = self._room() <= 0
+        current = self._runs.get(run.claim.agent_id)
+        if current is not None and current[0] is run:
+            del self._runs[run.claim.agent_id]
+        if full:
+            self._claimer.poke()
+
+    async def _release(self, run: AgentRun) -> None:
+        """Give a claim back; if Postgres stays away, the reconcile or another process does it later."""
+        try:
+            await release_claim(self.deps, run.claim, self.worker_id)
+        except DatabaseUnavailable as error:
+            log.warning("claim_not_released", agent_id=str(run.claim.agent_id), error=str(error))
+        self._claimer.poke()
+
+    async def _cancel_runs(self) -> None:
+        tasks = [task for _, task in self._runs.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- loops --------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        with self._bus.subscribe({Kind.READY, Kind.CANCEL}) as hints:
+            while True:
+                batch = await hints.get()
+                if Kind.CANCEL in batch.everything:
+                    self._reconcile_now.set()
+                for agent_id in batch.ids.get(Kind.CANCEL, ()):
+                    await self._look_at(UUID(agent_id))
+                self._claimer.poke()
+
+    async def _look_at(self, agent_id: UUID) -> None:
+        """Somebody took work of this agent away: if it runs here under a claim that is gone, stop it at once."""
+        entry = self._runs.get(agent_id)
+        if entry is None:
+            return
+        run, task = entry
+        held = {(claim.agent_id, claim.claim_token) for claim in await self._held()}
+        if (agent_id, run.claim.claim_token) not in held:
+            task.cancel()
+
+    async def _held(self) -> list[HeldClaim]:
+        async with self._connection.use() as connection:
+            return await own_claims(connection, self.worker_id)
+
+    async def _reconcile_loop(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(jittered(self.deps.settings.reconcile_s)):
+                    await self._reconcile_now.wait()
+            except TimeoutError:
+                pass
+            self._reconcile_now.clear()
+            if self._attached.is_set():
+                try:
+                    await self._reconcile()
+                except DatabaseUnavailable as error:
+                    log.warning("reconcile_unavailable", error=str(error))
+
+    async def _reconcile(self) -> None:
+        before = self._keys()
+        held = {(claim.agent_id, claim.claim_token): claim for claim in await self._held()}
+        difference = self._reconciler.compare(before, held, self._keys())
+        for agent_id, token in difference.stop:
+            entry = self._runs.get(agent_id)
+            if entry is not None and entry[0].claim.claim_token == token:
+                entry[1].cancel()
+        for claim in difference.release:
+            log.warning("unknown_claim_released", agent_id=str(claim.agent_id))
+            await release_held(self.deps, claim.agent_id, self.worker_id, claim.claim_token, claim.epoch)
+        if difference.again:
+            asyncio.get_running_loop().call_later(self._release_after_s, self._reconcile_now.set)
+        probes.hit("reconciled", held=len(held), runs=len(before))
+
+    def _keys(self) -> list[Key]:
+        return [(agent_id, run.claim.claim_token) for agent_id, (run, _) in self._runs.items()]
+
+    async def _watch_loop(self) -> None:
+        """Measure how late the event loop runs, show that it runs, and stop effects of an identity that stays away."""
+        while True:
+            before = monotonic()
+            await asyncio.sleep(LAG_INTERVAL_S)
+            lag = max(0.0, monotonic() - before - LAG_INTERVAL_S)
+            self.deps.metrics.loop_lag_s.observe(lag)
+            self._claimer.loop_lag_s = lag
+            self._identity.main_alive = monotonic()
+            away = monotonic() - self._identity.last_renewal
+            if not self._attached.is_set() and away > self.deps.settings.worker_lease_s * 2 / 3:
+                self._stop_effects()
+
+    def _stop_effects(self) -> None:
+        for run, task in self._runs.values():
+            if isinstance(run.running, ToolsBegun):
+                task.cancel()
