@@ -69,10 +69,10 @@ class BuiltIn(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The tools of this server, and a check of JSON Schemas that returns what is wrong, or None."""
+    """The tools of this server, and a check of input schemas that returns (JSON pointer, message) pairs."""
 
     built_in: Mapping[str, BuiltIn]
-    schema_problem: Callable[[dict[str, Any]], str | None]
+    schema_problems: Callable[[dict[str, Any]], Iterable[tuple[str, str]]]
 
 
 class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,17 +231,8 @@ class _Check:
         return CustomTool(description, schema, permission)
 
     def _schema(self, schema: dict[str, Any], path: str) -> None:
-        if schema.get("type") != "object":
-            self._fault(f"{path}.type", "must be object")
-        properties = schema.get("properties", {})
-        required = schema.get("required", [])
-        if isinstance(properties, dict) and isinstance(required, list):
-            for name in required:
-                if isinstance(name, str) and name not in properties:
-                    self._fault(f"{path}.required", "names a property that is not declared")
-        problem = self._offer.schema_problem(schema)
-        if problem is not None:
-            self._fault(path, problem)
+        for pointer, message in self._offer.schema_problems(schema):
+            self._fault(path + "".join(f".{part}" for part in pointer.split("/") if part), message)
 
     def _permission(self, value: Any, modes: frozenset[str], default: str, path: str) -> Permission | None:
         path = f"{path}.permission"

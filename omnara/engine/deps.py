@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
@@ -14,12 +14,12 @@ from omnara.db.pool import ApiPool
 from omnara.engine.feed import Feed
 from omnara.metrics import Metrics
 from omnara.settings import Settings
+from omnara.tools.protocol import Tool
 from omnara.vault import KeyRing
 
 if TYPE_CHECKING:
     from omnara.engine.catalog import ModelCatalog
     from omnara.providers.gateway import ModelGateway
-    from omnara.tools.registry import Registry
 
 
 class Hints(Protocol):
@@ -37,13 +37,13 @@ class Hints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """Everything with a life of its own that the engine uses."""
+    """Everything with a life of its own that the engine uses. `registry`: the built-in tools by name."""
 
     db: ApiPool
     ring: KeyRing
     feed: Feed
     hints: Hints
-    registry: Registry
+    registry: Mapping[str, Tool]
     gateway: ModelGateway
     models: ModelCatalog
     settings: Settings

@@ -3,7 +3,7 @@
 A crashed agent is never resumed by itself. `force` goes on from the last valid step: damaged rows, and the steps that
 cannot be told without them, are voided. `restart` goes back to the last message. Rows are never removed: the fold skips
 void ranges, and what the hot row says is computed anew from what is left.
-Source: DESIGN §4 (void ranges); issue table "a step row, an event payload, a provider blob is damaged".
+Source: DESIGN §4 (void ranges and the two ways on).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The flat API's view of an agent: one status word, the last step, the last answer, the tokens.
 
-Source: issue, five flat routes (`GET /agents/{id}`).
+Source: DESIGN §2, §3 (status words of the view `agents_overview`).
 """
 
 from __future__ import annotations
