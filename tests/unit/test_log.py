@@ -1,0 +1,103 @@
+"""Logs: one JSON object per line, ids of what is being done, and nothing that looks like a secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from omnara import log
+
+
+@pytest.fixture
+def out() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    log.configure("info", "json", stream=stream)
+    yield stream
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def lines(out: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_ids_are_in_every_line_inside_and_gone_outside(out: io.StringIO) -> None:
+    logger = log.get_logger("omnara.test")
+    with log.ids(agent_id="agt_1", step=3, worker_id=None):
+        with log.ids(step=4):
+            logger.info("inner")
+        logging.getLogger("library").warning("from %s", "outside")
+    logger.info("after")
+    inner, foreign, after = lines(out)
+    assert (inner["agent_id"], inner["step"], inner["logger"]) == ("agt_1", 4, "omnara.test")
+    assert (foreign["event"], foreign["step"], foreign["level"]) == ("from outside", 3, "warning")
+    assert "agent_id" not in after
+    assert "worker_id" not in inner
+
+
+def test_levels_hold_back_lines(out: io.StringIO) -> None:
+    logger = log.get_logger("omnara.test")
+    logger.debug("quiet")
+    logging.getLogger("aiohttp.access").info("GET /")
+    logger.info("loud")
+    assert [line["event"] for line in lines(out)] == ["loud"]
+
+
+SECRETS = [
+    "omnara_pat_v1_" + "0" * 43 + "_3ovNGW",
+    "sk-ant-api03-abcdefghijklmnop",
+    "postgresql://omnara:hunter2hunter2@db:5432/omnara",
+    "Authorization: Bearer abcdefghijklmnop",
+    "x-api-key: abcdefghijklmnop",
+]
+CORES = ["0" * 43, "abcdefghijklmnop", "hunter2", "abcdefghijklmnop", "abcdefghijklmnop"]
+
+
+@pytest.mark.parametrize(("text", "core"), list(zip(SECRETS, CORES, strict=True)))
+def test_texts_that_look_like_secrets_are_cut_out(out: io.StringIO, text: str, core: str) -> None:
+    logger = log.get_logger("omnara.test")
+    logger.info(f"asked with {text}", detail=text, nested={"list": [text]})
+    logging.getLogger("library").error("failed: %s", text)
+    try:
+        raise RuntimeError(text)
+    except RuntimeError:
+        logger.exception("broken")
+    assert core not in out.getvalue()
+    assert len(lines(out)) == 3
+
+
+def test_fields_named_like_secrets_are_cut_out_but_counts_are_not(out: io.StringIO) -> None:
+    log.get_logger("omnara.test").info(
+        "x", api_key="canary", headers={"Authorization": "canary"}, password="canary", output_tokens=12, token=None
+    )
+    assert "canary" not in out.getvalue()
+    (line,) = lines(out)
+    assert line["output_tokens"] == 12
+    assert line["token"] is None
+
+
+def test_a_terminal_gets_text_and_a_pipe_gets_json() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    root = logging.getLogger()
+    before = root.handlers[:]
+    screen, pipe = Terminal(), io.StringIO()
+    try:
+        log.configure("info", "auto", stream=screen)
+        log.get_logger("t").info("hello")
+        log.configure("info", "auto", stream=pipe)
+        log.get_logger("t").info("hello")
+    finally:
+        root.handlers[:] = before
+    assert "hello" in screen.getvalue()
+    assert not screen.getvalue().startswith("{")
+    assert json.loads(pipe.getvalue())["event"] == "hello"
