@@ -1,0 +1,1 @@
+"""One module per built-in tool: its definition, and how it runs."""

@@ -1,0 +1,150 @@
+"""The built-in tools that this server can run, and the catalog that tells clients about them.
+
+Only what works is listed: a config that names another tool is refused when it is compiled, not when a model calls it.
+Source: api.md §14; contract schema ToolCatalog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Final
+
+import msgspec
+
+from omnara.domain.content import ResultBlock, TextBlock
+from omnara.tools.builtin import ask_question, web_fetch
+from omnara.tools.protocol import (
+    ALWAYS_ALLOW,
+    ALWAYS_ASK,
+    ALWAYS_DENY,
+    UNSUPPORTED,
+    PermissionMode,
+    PermissionSelection,
+    Tool,
+    ToolCallRequest,
+    ToolContext,
+    ToolExecutor,
+    ToolResult,
+    failed,
+    interrupted,
+)
+from omnara.tools.schema import check_input, malformed
+
+__all__ = [
+    "BUILT_IN",
+    "CUSTOM_DEFAULT",
+    "MCP_DEFAULT",
+    "PERMISSION_MODES",
+    "Catalog",
+    "CatalogEntry",
+    "PermissionProfile",
+    "catalog",
+    "execute",
+    "shown_blocks",
+    "unsupported",
+]
+
+BUILT_IN: Final[Mapping[str, Tool]] = {
+    tool.name: tool for tool in sorted((ask_question.TOOL, web_fetch.TOOL), key=lambda tool: tool.name)
+}
+"""Built-in tools by name, sorted."""
+
+_EXECUTORS: Final[Mapping[str, ToolExecutor]] = {web_fetch.TOOL.name: web_fetch.execute}
+
+CUSTOM_DEFAULT: Final = PermissionSelection(ALWAYS_ALLOW)
+MCP_DEFAULT: Final = PermissionSelection(ALWAYS_ASK)
+"""Source: engine.md §7 (defaults)."""
+
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
+
+PERMISSION_MODES: Final[Mapping[str, PermissionMode]] = {
+    mode.name: mode
+    for mode in (
+        PermissionMode(ALWAYS_ALLOW, "Always allow", "Calls run without asking.", _NO_PARAMETERS),
+        PermissionMode(ALWAYS_ASK, "Always ask", "Each call waits until a person allows or denies it.", _NO_PARAMETERS),
+        PermissionMode(ALWAYS_DENY, "Always deny", "Calls are refused without asking.", _NO_PARAMETERS),
+    )
+}
+
+
+class PermissionProfile(msgspec.Struct, frozen=True):
+    """Contract schema ToolPermissionProfile."""
+
+    default_permission: PermissionSelection
+    permission_modes: tuple[PermissionMode, ...]
+
+
+class CatalogEntry(msgspec.Struct, frozen=True):
+    """Contract schema ToolCatalogEntry."""
+
+    name: str
+    description: str
+    default_permission: PermissionSelection
+    permission_modes: tuple[PermissionMode, ...]
+
+
+class Catalog(msgspec.Struct, frozen=True):
+    """Contract schema ToolCatalog."""
+
+    built_in_tools: tuple[CatalogEntry, ...]
+    custom_tool_permissions: PermissionProfile
+    mcp_tool_permissions: PermissionProfile
+
+
+@cache
+def catalog() -> Catalog:
+    """Return what the catalog route serves: the built-in tools sorted by name, and the profiles of other tools."""
+    modes = tuple(PERMISSION_MODES.values())
+    entries = tuple(
+        CatalogEntry(
+            tool.name,
+            tool.description,
+            tool.default_permission,
+            tuple(PERMISSION_MODES[name] for name in tool.permission_modes),
+        )
+        for tool in BUILT_IN.values()
+    )
+    return Catalog(entries, PermissionProfile(CUSTOM_DEFAULT, modes), PermissionProfile(MCP_DEFAULT, modes))
+
+
+async def execute(call: ToolCallRequest, ctx: ToolContext) -> ToolResult:
+    """Run a built-in call that is authorised and whose start is committed; return its single result.
+
+    The input is checked once more, since a call may have waited over a release. After the overall cap the call is
+    interrupted: its effect may have happened. Faults of ours are raised, for the caller to log and record as failed.
+    Source: engine.md §7 (five minutes).
+    """
+    tool, run = BUILT_IN.get(call.name), _EXECUTORS.get(call.name)
+    if tool is None or run is None:
+        return unsupported(call.name)
+    problems = check_input(tool.input_schema, call.input)
+    if problems:
+        return malformed(problems)
+    try:
+        async with asyncio.timeout(ctx.limits.overall_s):
+            return await run(call, ctx)
+    except TimeoutError:
+        return interrupted()
+
+
+def unsupported(name: str) -> ToolResult:
+    """Return the failed result of a call to a tool that the agent does not have. Source: engine.md §7."""
+    return failed(f"There is no tool named {name[:100]!r}.", UNSUPPORTED)
+
+
+def shown_blocks(tool: Tool | None, blocks: Sequence[ResultBlock]) -> list[ResultBlock]:
+    """Return the blocks of a stored result as a request to a model shows them: long text is cut, with a note.
+
+    Pure and stable, so that repeated requests stay byte-identical. Source: engine.md §7 (stored and shown sizes).
+    """
+    limit = None if tool is None else tool.shown_chars
+    return [_cut(block, limit) if limit is not None and isinstance(block, TextBlock) else block for block in blocks]
+
+
+def _cut(block: TextBlock, limit: int) -> TextBlock:
+    if len(block.text) <= limit:
+        return block
+    note = f"\n\n[The first {limit} of {len(block.text)} characters are shown.]"
+    return msgspec.structs.replace(block, text=block.text[:limit] + note)
