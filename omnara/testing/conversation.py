@@ -83,23 +83,32 @@ class Conversation:
     the first user text when there is none.
     """
 
-    __slots__ = ("_glance", "_parse", "_parsed", "attempt", "format", "key")
+    __slots__ = ("_body", "_glance", "_load", "_parse", "_parsed", "attempt", "format", "key")
 
     def __init__(
-        self, format: Format, glance: Glance, parse: Callable[[], Parsed], *, key: str = "", attempt: int = 1
+        self, format: Format, glance: Glance, load: Callable[[], Any], parse: Callable[[Any], Parsed], *, key: str = ""
     ) -> None:
         self.format = format
         self.key = key
-        self.attempt = attempt
+        self.attempt = 1
         self._glance = glance
+        self._load = load
         self._parse = parse
+        self._body: Any = None
         self._parsed: Parsed | None = None
+
+    @property
+    def body(self) -> Any:
+        """The decoded request; decoded when first asked for."""
+        if self._body is None:
+            self._body = self._load()
+        return self._body
 
     @property
     def parsed(self) -> Parsed:
         """The whole request; parsed when first asked for."""
         if self._parsed is None:
-            self._parsed = self._parse()
+            self._parsed = self._parse(self.body)
         return self._parsed
 
     @property

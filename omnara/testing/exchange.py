@@ -10,16 +10,17 @@ from msgspec.structs import replace
 
 from omnara.testing.answer import Answer, Timing
 from omnara.testing.conversation import Conversation
-from omnara.testing.fast import Templates, halves, new_token, reply_to
+from omnara.testing.fast import NOT_CACHED, Templates, halves, new_token, reply_to
 from omnara.testing.faults import Content, Cut, Drip, Fault, FaultQueue, HttpError, NoHeaders, Silence, StreamError
 from omnara.testing.formats import Rules, accept, estimate_tokens, key_of
 from omnara.testing.gates import Gate, Gates, point_of
 from omnara.testing.playback import Performance, Player, StreamFault, stop_at
+from omnara.testing.prompt_cache import Cached, PromptCache
 from omnara.testing.request_log import Entry, RequestLog
 from omnara.testing.script import Script, ScriptError
 from omnara.testing.signatures import Signer
 from omnara.testing.spoil import spoil
-from omnara.testing.strict import Refused, Strictness
+from omnara.testing.strict import ModelSpec, Refused, Strictness
 from omnara.testing.wire import Problem
 
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -38,6 +39,7 @@ class Host(Protocol):
     log: RequestLog
     signer: Signer
     templates: Templates
+    cache: PromptCache
     closing: asyncio.Event
 
 
@@ -71,6 +73,10 @@ class Exchange:
             return self._error(replace(self._wire.status_problem(500), message=f"script: {error}"), {})
         except (asyncio.CancelledError, ConnectionError):
             log.close(entry, "stopped" if self._host.closing.is_set() else "gone")
+            raise
+        except Exception as error:
+            # A bug in a test's own script: aiohttp answers 500 and logs the traceback.
+            log.close(entry, "script_error", status=500, detail=repr(error))
             raise
 
     async def _answer(self, raw: bytes, entry: Entry) -> web.StreamResponse:
@@ -160,7 +166,7 @@ class Exchange:
         tokens: int,
     ) -> web.StreamResponse:
         glance = conversation.glance
-        reply = reply_to(glance, self._token, tokens, self._host.signer)
+        reply = reply_to(glance, self._token, tokens, self._host.signer, self._cached(conversation, answer))
         timed = replace(answer, timing=timing)
         frames = self._wire.frames(timed, reply) if glance.stream else halves(self._wire.document(timed, reply))
         error = b""
@@ -181,6 +187,14 @@ class Exchange:
         await Player(self._request, response, show).play()
         self._host.log.close(entry, "answered" if fault is None else "fault")
         return response
+
+    def _cached(self, conversation: Conversation, answer: Answer) -> Cached:
+        """Prompt caching is reported by a strict server, for answers that state no usage of their own."""
+        strictness = self._host.strictness
+        if strictness is None or answer.usage is not None:
+            return NOT_CACHED
+        spec = strictness.model(conversation.model) or ModelSpec()
+        return self._host.cache.visit(conversation.format, conversation.body, spec.cache_minimum)
 
     async def _no_headers(self, fault: NoHeaders, entry: Entry) -> web.StreamResponse:
         if not fault.drop:

@@ -11,11 +11,13 @@ import time
 from omnara.testing.answer import Answer
 from omnara.testing.conversation import Glance
 from omnara.testing.frames import Frame
+from omnara.testing.prompt_cache import Cached
 from omnara.testing.signatures import Signer
 from omnara.testing.wire import TOKEN_CHARS, Reply, Wire
 
 _PLACE = b"TOKENTOKENTOKENTOKEN"
 _MAX_TEMPLATES = 4096
+NOT_CACHED = Cached()
 
 _Key = tuple[str, str, bool, bool, bool, int]
 
@@ -52,7 +54,7 @@ class Templates:
         return b"".join(frame.data for frame in wire.frames(answer, reply))
 
 
-def reply_to(glance: Glance, token: str, input_tokens: int, signer: Signer) -> Reply:
+def reply_to(glance: Glance, token: str, input_tokens: int, signer: Signer, cached: Cached = NOT_CACHED) -> Reply:
     """Return what an encoder needs to know of a request."""
     return Reply(
         token=token,
@@ -60,6 +62,7 @@ def reply_to(glance: Glance, token: str, input_tokens: int, signer: Signer) -> R
         created=int(time.time()),
         input_tokens=input_tokens,
         signer=signer,
+        cached=cached,
         include_usage=glance.include_usage,
         encrypted_reasoning=glance.encrypted_reasoning,
     )

@@ -65,11 +65,13 @@ def accept(
         _check(rules, body, raw, headers, strictness, signer)
     glance = _glance(rules.wire, raw)
     known = body
-    conversation = Conversation(
-        rules.wire.format, glance, lambda: _parse(rules.wire, decode_body(raw) if known is None else known)
+    return Conversation(
+        rules.wire.format,
+        glance,
+        lambda: decode_body(raw) if known is None else known,
+        lambda found: _parse(rules.wire, found),
+        key=headers.get(CONVERSATION_HEADER) or "",
     )
-    conversation.key = headers.get(CONVERSATION_HEADER) or ""
-    return conversation
 
 
 def key_of(conversation: Conversation) -> str:

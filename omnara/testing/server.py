@@ -23,6 +23,7 @@ from omnara.testing.fast import Templates
 from omnara.testing.faults import FaultQueue, Match
 from omnara.testing.formats import RULES
 from omnara.testing.gates import Gate, GatePoint, Gates, GateSpec
+from omnara.testing.prompt_cache import PromptCache
 from omnara.testing.request_log import RequestLog
 from omnara.testing.script import Script, embedded
 from omnara.testing.signatures import Signer
@@ -62,6 +63,7 @@ class ModelServer:
         self.log = RequestLog(limit=log_limit, bodies=not fast)
         self.signer = Signer()
         self.templates = Templates(self.signer)
+        self.cache = PromptCache()
         self.closing = asyncio.Event()
         self._control = Control(self) if control else None
         self._host = host
@@ -77,7 +79,11 @@ class ModelServer:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self) -> Self:
-        """Listen. Raises `OSError` when the address is taken; nothing is left open then."""
+        """Listen. Raises `OSError` when the address is taken; nothing is left open then.
+
+        After `stop` it may be started again, on the same port, with log, faults and script as they were.
+        """
+        self.closing.clear()
         server = web.Server(
             self._handle, handler_cancellation=True, request_factory=self._request, access_log=None, lingering_time=0.0
         )
@@ -89,6 +95,7 @@ class ModelServer:
             await runner.cleanup()
             raise
         self._runner = runner
+        self._port = runner.addresses[0][1]
         return self
 
     async def stop(self) -> None:

@@ -24,18 +24,22 @@ FUNCTION_NAME_CHARS = 64
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that the server has: its window in tokens, its longest answer, whether it only reasons."""
+    """A model that the server has: its window in tokens, its longest answer, whether it only reasons.
+
+    `cache_minimum` is the shortest prefix in tokens that is cached.
+    """
 
     context_window: int = 200_000
     max_output: int = 64_000
     reasoning: bool = False
+    cache_minimum: int = 1024
 
 
 DEFAULT_MODELS: Mapping[str, ModelSpec] = {
     "scripted": ModelSpec(),
     "scripted-2": ModelSpec(),
     "scripted-reasoning": ModelSpec(reasoning=True),
-    "scripted-small": ModelSpec(context_window=2_000, max_output=1_000),
+    "scripted-small": ModelSpec(context_window=2_000, max_output=1_000, cache_minimum=50),
 }
 
 

@@ -68,7 +68,7 @@ def _check_block(place: str, block: Any, role: str, model: str, context: Context
     if not isinstance(block, dict):
         raise refuse(f"{place}: Input should be a valid dictionary")
     kind = block.get("type")
-    if kind is None:
+    if not isinstance(kind, str):
         raise refuse(f"{place}.type: Field required")
     allowed = kind in _USER_BLOCKS if role == "user" else kind in ("text", "tool_use", *_THOUGHTS)
     if not allowed:
@@ -139,7 +139,7 @@ def _check_calls(at: int, blocks: list[Any], messages: Sequence[Any], used: set[
     if not asked:
         return
     following = messages[at + 1] if at + 1 < len(messages) else None
-    answered = {block.get("tool_use_id") for block in _leading_results(following)}
+    answered = [block.get("tool_use_id") for block in _leading_results(following)]
     missing = [name for name in asked if name not in answered]
     if missing:
         raise refuse(

@@ -43,6 +43,8 @@ def check(body: Any, context: Context) -> None:
         text = f"Previous response with id '{earlier}' not found."
         raise refuse(text, param="previous_response_id", code="previous_response_not_found")
     _check_tools(body.get("tools"))
+    if not isinstance(body.get("instructions", ""), (str, type(None))):
+        raise wrong_type("instructions", "a string", body["instructions"])
     given = body.get("input")
     if given is None:
         raise missing("input")
@@ -128,8 +130,12 @@ def _check_message(place: str, item: dict[str, Any]) -> None:
         if kind not in allowed:
             names = " and ".join(f"'{name}'" for name in allowed)
             raise refuse(f"Invalid value: '{kind}'. Supported values are: {names}.", param=here, code="invalid_value")
-        if kind in ("output_text", "input_text") and blank(part.get("text") or ""):
+        if kind in ("output_text", "input_text") and _blank_text(part.get("text")):
             raise refuse(f"Invalid '{here}.text': the text must not be blank.", param=here + ".text")
+
+
+def _blank_text(text: Any) -> bool:
+    return not isinstance(text, str) or blank(text)
 
 
 def _check_reasoning(place: str, item: dict[str, Any], body: dict[str, Any], context: Context) -> None:

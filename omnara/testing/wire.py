@@ -10,6 +10,7 @@ from omnara.testing.answer import Answer, count_tokens
 from omnara.testing.conversation import Format, Glance, Parsed
 from omnara.testing.faults import StreamError
 from omnara.testing.frames import Frame
+from omnara.testing.prompt_cache import Cached
 from omnara.testing.signatures import Signer
 
 TOKEN_CHARS = 20
@@ -23,6 +24,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     input_tokens: int
     signer: Signer
+    cached: Cached = Cached()
     include_usage: bool = False
     encrypted_reasoning: bool = False
 
@@ -91,7 +93,8 @@ def counted(answer: Answer, reply: Reply) -> Counted:
         return Counted(usage.input, usage.output, usage.cache_read, usage.cache_write, usage.reasoning)
     output = count_tokens(" ".join(_said(answer)))
     if usage is None:
-        return Counted(reply.input_tokens, output, 0, 0, 0)
+        read, write = reply.cached.read, reply.cached.write
+        return Counted(max(0, reply.input_tokens - read - write), output, read, write, 0)
     return Counted(
         reply.input_tokens if usage.input is None else usage.input,
         output if usage.output is None else usage.output,
