@@ -8,7 +8,7 @@ Source: engine.md §7 (permission order); api.md §12.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, assert_never
 
 import msgspec
 
@@ -19,8 +19,9 @@ from omnara.domain.text import clean
 from omnara.engine.plan import StepPlan, ToolPolicy
 from omnara.ids import new_uuid
 from omnara.providers.protocol import RequestedCall
-from omnara.tools.interactions import denied, permission_form, question_form
-from omnara.tools.protocol import ALWAYS_ASK, ALWAYS_DENY, MALFORMED, UNSUPPORTED, ToolResult, failed
+from omnara.tools.interactions import Form, question_form
+from omnara.tools.permission import Authorised, Authorization, Completed, NeedsPermission, authorise
+from omnara.tools.protocol import ALWAYS_DENY, MALFORMED, Tool, ToolResult, failed
 
 ASK_QUESTION = "ask_question"
 """The built-in whose call is a form for a person."""
@@ -39,37 +40,36 @@ class AuthorizedCall(msgspec.Struct, frozen=True):
 def authorize(requested: RequestedCall, ordinal: int, plan: StepPlan) -> AuthorizedCall:
     """Decide the fate of one call: unknown and malformed ones fail, then the tool's permission mode decides."""
     policy = plan.policies.get(requested.name)
+    tool_type = policy.tool.type if policy is not None else "built_in"
     tool_input = clean(requested.input)
-    tool_type = policy.type if policy is not None else "built_in"
-    result = _refusal(requested, tool_input, policy)
-    if result is not None:
-        call = _call(requested, ordinal, tool_type, tool_input, "completed", outcome=result.outcome)
-        return AuthorizedCall(call, tool_type, tool_input, result=result)
-    assert policy is not None, "_refusal answers a call without a policy"
-    if policy.permission == ALWAYS_ASK:
-        form = _form(requested, "permission", permission_form(requested.name, tool_input))
+    verdict = _verdict(requested, tool_input, policy)
+    if isinstance(verdict, Completed):
+        call = _call(requested, ordinal, tool_type, tool_input, "completed", outcome=verdict.result.outcome)
+        return AuthorizedCall(call, tool_type, tool_input, result=verdict.result)
+    if isinstance(verdict, NeedsPermission):
+        form = _form(requested, "permission", verdict.form)
         call = _call(requested, ordinal, tool_type, tool_input, "awaiting_permission")
         return AuthorizedCall(call, tool_type, tool_input, form=form)
-    if policy.type == "built_in" and requested.name == ASK_QUESTION:
+    if isinstance(verdict, Authorised):
+        return _authorised(requested, ordinal, verdict.tool, tool_input)
+    assert_never(verdict)
+
+
+def _authorised(requested: RequestedCall, ordinal: int, tool: Tool, tool_input: dict[str, Any]) -> AuthorizedCall:
+    if tool.type == "built_in" and tool.name == ASK_QUESTION:
         form = _form(requested, "question", question_form(tool_input["questions"]))
-        return AuthorizedCall(
-            _call(requested, ordinal, tool_type, tool_input, "waiting"), tool_type, tool_input, form=form
-        )
-    run = policy.type != "custom"
-    return AuthorizedCall(_call(requested, ordinal, tool_type, tool_input, "ready", run=run), tool_type, tool_input)
+        call = _call(requested, ordinal, tool.type, tool_input, "waiting")
+        return AuthorizedCall(call, tool.type, tool_input, form=form)
+    call = _call(requested, ordinal, tool.type, tool_input, "ready", run=tool.type != "custom")
+    return AuthorizedCall(call, tool.type, tool_input)
 
 
-def _refusal(requested: RequestedCall, tool_input: dict[str, Any], policy: ToolPolicy | None) -> ToolResult | None:
+def _verdict(requested: RequestedCall, tool_input: dict[str, Any], policy: ToolPolicy | None) -> Authorization:
     if policy is None:
-        return failed(f"There is no tool named {requested.name!r}.", UNSUPPORTED)
+        return authorise(None, requested.name, tool_input, ALWAYS_DENY)
     if requested.problem is not None:
-        return failed(requested.problem, MALFORMED)
-    problem = policy.check(tool_input)
-    if problem is not None:
-        return failed(problem, MALFORMED)
-    if policy.permission == ALWAYS_DENY:
-        return denied(f"The tool {requested.name} is not allowed in this conversation.")
-    return None
+        return Completed(failed(requested.problem, MALFORMED))
+    return authorise(policy.tool, requested.name, tool_input, policy.mode)
 
 
 def _call(
@@ -95,7 +95,7 @@ def _call(
     )
 
 
-def _form(requested: RequestedCall, kind: Any, form: msgspec.Struct) -> NewInteraction:
+def _form(requested: RequestedCall, kind: Literal["permission", "question"], form: Form) -> NewInteraction:
     return NewInteraction(new_uuid(), requested.id, kind, msgspec.json.encode(form).decode())
 
 

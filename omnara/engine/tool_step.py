@@ -21,7 +21,8 @@ from omnara.engine.authorize import result_blocks
 from omnara.engine.model_step import Next, advance_for
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.log import get_logger
-from omnara.tools.protocol import ToolCallRequest, ToolContext, ToolExecutor, ToolResult, failed, interrupted
+from omnara.tools.protocol import ToolCallRequest, ToolContext, ToolResult, failed
+from omnara.tools.registry import execute
 
 log = get_logger(__name__)
 
@@ -53,21 +54,14 @@ class Finished(msgspec.Struct, frozen=True):
     result: ToolResult
 
 
-class Executors(msgspec.Struct, frozen=True):
-    """How this process runs built-in tools: their executors by name, and what they are given."""
-
-    by_name: dict[str, ToolExecutor]
-    context: ToolContext
-
-
 async def run_calls(
-    agent_id: UUID, calls: Sequence[RunningCall], executors: Executors
+    agent_id: UUID, calls: Sequence[RunningCall], context: ToolContext
 ) -> AsyncGenerator[list[Finished], None]:
     """Run calls at once and yield those that are over, in groups as they end.
 
     Cancelling the consumer cancels the calls that still run; `aclose` waits for them.
     """
-    tasks = {asyncio.create_task(_run_one(agent_id, call, executors)): call for call in calls}
+    tasks = {asyncio.create_task(_run_one(agent_id, call, context)): call for call in calls}
     pending: set[asyncio.Task[ToolResult]] = set(tasks)
     try:
         while pending:
@@ -80,15 +74,9 @@ async def run_calls(
             await asyncio.wait(pending)
 
 
-async def _run_one(agent_id: UUID, call: RunningCall, executors: Executors) -> ToolResult:
-    executor = executors.by_name.get(call.name)
-    if executor is None:
-        return failed(f"The tool {call.name!r} is not available on this server.", "unsupported")
+async def _run_one(agent_id: UUID, call: RunningCall, context: ToolContext) -> ToolResult:
     try:
-        async with asyncio.timeout(executors.context.limits.overall_s):
-            return await executor(ToolCallRequest(call.id, agent_id, call.name, call.input), executors.context)
-    except TimeoutError:
-        return interrupted()
+        return await execute(ToolCallRequest(call.id, agent_id, call.name, call.input), context)
     except Exception:  # a fault of one tool fails its call, never the agent
         log.exception("tool_fault", tool=call.name)
         return failed(f"The tool {call.name} failed by an internal fault.", TOOL_FAULT)

@@ -44,7 +44,6 @@ from omnara.engine.model_step import (
 from omnara.engine.plan import PlanSource, StepPlan
 from omnara.engine.recovery import quarantine
 from omnara.engine.tool_step import (
-    Executors,
     Finished,
     RunningCall,
     ToolsBegun,
@@ -55,6 +54,7 @@ from omnara.engine.tool_step import (
 from omnara.log import get_logger
 from omnara.providers.protocol import Completed, Failed
 from omnara.providers.replay import DamagedReplay
+from omnara.tools.protocol import ToolContext
 from omnara.tools.protocol import failed as failed_result
 from omnara.worker.context_cache import CachedContext, ContextCache, DamagedLog, caught_up
 from omnara.worker.model_call import call_model, next_delay
@@ -72,7 +72,7 @@ class RunHost(Protocol):
     saver: Saver
     plans: PlanSource
     cache: ContextCache
-    executors: Executors
+    tools: ToolContext
     worker_id: UUID
 
     def must_yield(self, claim: Claim) -> bool:
@@ -206,7 +206,7 @@ class AgentRun:
         await self._host.may_start_effects()
         probes.hit("tools_started", agent_id=self.claim.agent_id, calls=len(begun.calls))
         left = len(begun.calls)
-        async with aclosing(run_calls(self.claim.agent_id, begun.calls, self._host.executors)) as groups:
+        async with aclosing(run_calls(self.claim.agent_id, begun.calls, self._host.tools)) as groups:
             async for finished in groups:
                 left -= len(finished)
                 self._open_calls -= len(finished)

@@ -23,9 +23,10 @@ from omnara.domain.claim import Claim, HeldClaim
 from omnara.engine.deps import Deps
 from omnara.engine.plan import PlanSource
 from omnara.engine.recovery import release_claim, release_held
-from omnara.engine.tool_step import Executors, ToolsBegun
+from omnara.engine.tool_step import ToolsBegun
 from omnara.log import get_logger
 from omnara.service import Tasks
+from omnara.tools.protocol import ToolContext
 from omnara.worker.claimer import Claimer
 from omnara.worker.context_cache import ContextCache
 from omnara.worker.identity import Identity
@@ -53,11 +54,11 @@ class Worker:
         bus: LocalBus,
         connection: Dedicated,
         plans: PlanSource,
-        executors: Executors,
+        tools: ToolContext,
     ) -> None:
         self.deps = deps
         self.plans = plans
-        self.executors = executors
+        self.tools = tools
         settings = deps.settings
         self.saver = Saver(database, max_waiting_bytes=settings.unsaved_results_bytes, sizes=deps.metrics.saves)
         self.cache = ContextCache(settings.context_cache_bytes)
