@@ -10,6 +10,7 @@ Source: engine.md §6 (layout); field-reports B01, B02, B04; DESIGN §4 (void ra
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import dropwhile
 from typing import assert_never
 
 import msgspec
@@ -193,7 +194,8 @@ class ContextState:
 
     def _apply_checkpoint(self, payload: CheckpointPayload) -> None:
         through = payload.summarized_through_event_sequence
-        kept = [message for message in self.settled if message.sequence > through]
+        # A cut, not a filter: an output stands before what it had not seen, so sequences may step back.
+        kept = list(dropwhile(lambda message: message.sequence <= through, self.settled))
         if kept and isinstance(kept[0], ToolResultsMessage):
             kept.pop(0)
         self._said = [said for said in self._said if said.sequence > through]
