@@ -64,6 +64,14 @@ class ModelRow(msgspec.Struct, frozen=True):
     grant_reasoning_effort: str | None
 
 
+class GrantedName(msgspec.Struct, frozen=True):
+    """What a project may call a model."""
+
+    provider_config: str
+    name: str
+    slug: str
+
+
 class ProviderRow(msgspec.Struct, frozen=True):
     """A provider config."""
 
@@ -123,9 +131,9 @@ async def model_by_names(
     return None if row is None else ModelRow(*row)
 
 
-async def granted_names(connection: Connection, project_id: UUID, name: str | None) -> list[tuple[str, str]]:
-    """Return (provider, model) names that a project may use, all or those whose model name is `name`."""
-    return [(row[0], row[1]) for row in await connection.fetch(_SQL["granted_names"], project_id, name)]
+async def granted_names(connection: Connection, project_id: UUID) -> list[GrantedName]:
+    """Return the models that a project may use, by provider and name."""
+    return [GrantedName(*row) for row in await connection.fetch(_SQL["granted_names"], project_id)]
 
 
 async def find_provider(connection: Connection, org_id: UUID, name: str) -> ProviderRow | None:
@@ -153,11 +161,19 @@ async def update_provider(connection: Connection, provider: ProviderRow) -> None
 
 
 async def put_model(
-    connection: Connection, org_id: UUID, provider_id: UUID, name: str, facts: ModelFacts, new_ids: tuple[UUID, UUID]
+    connection: Connection,
+    org_id: UUID,
+    provider_id: UUID,
+    name: str,
+    facts: ModelFacts,
+    new_ids: tuple[UUID, UUID],
+    *,
+    keep_existing: bool = False,
 ) -> UUID:
     """Make a configured model, or give an existing one a new revision when its facts differ; return its id.
 
-    `new_ids` are for the model and the revision. Call inside a transaction.
+    `keep_existing` leaves an existing one as somebody else set it. `new_ids` are for the model and the revision.
+    Call inside a transaction.
     """
     model_id, revision_id = new_ids
     inserted = await connection.fetchrow(_SQL["insert_model"], model_id, org_id, provider_id, name, revision_id)
@@ -166,7 +182,7 @@ async def put_model(
         assert found is not None
         existing: UUID = found["id"]
         model_id = existing
-        if await current_facts(connection, model_id) == facts:
+        if keep_existing or await current_facts(connection, model_id) == facts:
             return model_id
     await connection.execute(
         _SQL["insert_revision"],

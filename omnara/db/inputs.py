@@ -70,7 +70,7 @@ async def find_input(connection: Connection, agent_id: UUID, input_id: UUID) -> 
 
 
 async def receive(connection: Connection, agent_id: UUID, message: NewMessage) -> InputRow | None:
-    """Accept a message in one statement that locks, ranks and wakes; None when its key is used or the agent archived."""
+    """Accept a message in one statement: lock, rank, wake, insert. None: its key is used or the agent archived."""
     row = await connection.fetchrow(
         _SQL["receive_input"],
         agent_id,

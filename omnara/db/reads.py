@@ -31,7 +31,7 @@ _AGENT_LISTS: Final[dict[AgentSort, str]] = {
 
 
 class EventRow(msgspec.Struct, frozen=True):
-    """One entry of the log. `payload` is the JSON text of its kind-specific fields, exactly as the contract has them."""
+    """One entry of the log. `payload` is the JSON text of the fields that the contract has for its kind."""
 
     sequence: int
     id: UUID

@@ -5,6 +5,8 @@ Everything that can be wrong with a source is one 400 with sorted path-message p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -26,7 +28,8 @@ from omnara.errors import InvalidRequest, NotFound
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.tools.schema import check_tool_schema
 
-COMPILER_VERSION = "v1"
+COMPILER_VERSION: Final = "v1"
+_AS_THEY_ARE: Final[Mapping[str, str]] = {}
 
 
 class ConfigView(msgspec.Struct, frozen=True):
@@ -75,15 +78,17 @@ async def view(connection: Connection, project_id: UUID, config_id: UUID) -> Con
     return await _with_model(connection, row)
 
 
-def draft_of(deps: Deps, source: str, source_format: SourceFormat) -> Draft:
-    """Read and check a source without the database. Raises InvalidRequest."""
+def draft_of(
+    deps: Deps, source: str, source_format: SourceFormat, *, shown_as: Mapping[str, str] = _AS_THEY_ARE
+) -> Draft:
+    """Read and check a source without the database. `shown_as` renames paths in messages. Raises InvalidRequest."""
     try:
         document = read_source(source, source_format)
     except SourceError as error:
         raise InvalidRequest(describe([Problem(error.path, error.message)])) from None
     checked = check_document(document, _offer(deps))
     if isinstance(checked, list):
-        raise InvalidRequest(describe(checked))
+        raise InvalidRequest(describe(Problem(shown_as.get(p.path, p.path), p.message) for p in checked))
     return checked
 
 
@@ -116,8 +121,10 @@ async def _resolve(connection: Connection, project: ProjectScope, draft: Draft) 
     )
     if model is None:
         known = await catalog.find_provider(connection, project.org_id, named.provider_config)
-        path, what = ("model.provider_config", "provider") if known is None else ("model.name", "model of this provider")
-        raise InvalidRequest(describe([Problem(path, f"is not the name of a {what}")]))
+        problem = Problem("model.name", "is not the name of a model of this provider")
+        if known is None:
+            problem = Problem("model.provider_config", "is not the name of a provider")
+        raise InvalidRequest(describe([problem]))
     problems = _model_problems(model, draft)
     if problems:
         raise InvalidRequest(describe(problems))

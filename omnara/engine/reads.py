@@ -32,7 +32,7 @@ NEWEST: Final = 2**63 - 1
 TimeKey = tuple[datetime, UUID]
 
 
-class Page(msgspec.Struct, frozen=True, Generic[T]):
+class Page(msgspec.Struct, Generic[T], frozen=True):
     """Rows, and whether there are more in the direction of paging."""
 
     rows: list[T]
@@ -84,7 +84,9 @@ async def me(deps: Deps, p: Principal) -> Me:
     return Me(user, orgs)
 
 
-async def list_projects(deps: Deps, p: Principal, org_id: UUID, *, after: TimeKey | None, limit: int) -> Page[ProjectRow]:
+async def list_projects(
+    deps: Deps, p: Principal, org_id: UUID, *, after: TimeKey | None = None, limit: int = 50
+) -> Page[ProjectRow]:
     """Return the projects of an organization that the caller has a role in, newest first."""
     org_in_scope(p, org_id, OrgAction.READ)
     visible = [project_id for project_id, grant in p.project_grants.items() if grant.org_id == org_id]
@@ -255,12 +257,11 @@ def glob_pattern(glob: str) -> str:
         if character in "*?":
             pattern.append("%" if character == "*" else "_")
             continue
-        if character == "\\":
-            character = next(characters, "")
-            if not character:
-                raise InvalidRequest("name: a backslash must be followed by a character")
+        literal = next(characters, "") if character == "\\" else character
+        if not literal:
+            raise InvalidRequest("name: a backslash must be followed by a character")
         literals += 1
-        pattern.append(f"\\{character}" if character in "\\%_" else character)
+        pattern.append(f"\\{literal}" if literal in "\\%_" else literal)
     if not literals:
         raise InvalidRequest("name: needs at least one literal character")
     return "".join(pattern)

@@ -164,7 +164,7 @@ class _Log:
             following = rows[-1]["sequence"] + 1
 
     async def damage_with_its_steps(self, connection: Connection) -> list[Range]:
-        """Ranges of the damaged events, each with the output and results of its step: half a step is worse than none."""
+        """Ranges of the damaged events, each with the whole of its step: half a step is worse than none."""
         if not self._damaged:
             return []
         sequences = set(self._damaged)

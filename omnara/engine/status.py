@@ -21,7 +21,7 @@ from omnara.errors import NotFound
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
-    """`next_action` says what happens next; `output` is the last text of the model; `diagnosis` is of a crashed agent."""
+    """`next_action` says what comes next; `output` is the model's last text; `diagnosis` is of a crashed agent."""
 
     agent: AgentRow
     row: StatusRow

@@ -31,12 +31,13 @@ left join project_model_grants g on g.configured_model_id = m.id and g.project_i
 where p.org_id = $1 and p.name = $2 and m.name = $3 and p.deleted_at is null;
 
 -- name: granted_names
--- The models that a project may use whose name or slug is $2, for the flat API. Index: unique key of grants.
-select p.name as provider_config, m.name
+-- The models that a project may use, by provider and name. Index: unique key of grants.
+select p.name as provider_config, m.name, r.provider_model_slug
 from project_model_grants g
 join configured_models m on m.id = g.configured_model_id and m.deleted_at is null
 join model_provider_configs p on p.id = m.provider_config_id and p.deleted_at is null
-where g.project_id = $1 and ($2::text is null or m.name = $2)
+join configured_model_revisions r on r.id = m.current_revision_id
+where g.project_id = $1
 order by p.name, m.name;
 
 -- name: find_provider
