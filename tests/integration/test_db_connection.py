@@ -31,7 +31,7 @@ async def make_hostile(dsn: str) -> None:
     conn = await asyncpg.connect(dsn)
     name = await conn.fetchval("select current_database()")
     version = await conn.fetchval("select current_setting('server_version_num')::int")
-    hostile = HOSTILE | ({"transaction_timeout": "1"} if version >= 170000 else {})
+    hostile = HOSTILE | ({"transaction_timeout": "2000"} if version >= 170000 else {})
     statements = [f"alter database {name} set {key} = {value}" for key, value in hostile.items()]
     await conn.execute("; ".join(statements))
     await conn.close()
