@@ -1,6 +1,18 @@
 """A scripted model server, for whoever tests against models without having one.
 
 Shipped in the package: `omnara demo`, `omnara mock-model`, the benches and the tests all use it.
+
+    script = plan(call("read_file", {"path": "a"}, text="Reading it."), say("It says {{result 0}}."))
+    async with ModelServer(script) as server:
+        server.faults.push(rate_limited("2"), Cut("mid_text"))        # what the next two requests meet
+        gate = server.gate("mid_text", match=Match(attempt=3))        # and the third is held where a test wants it
+        ...                                                           # a client with the base URL `server.url`
+        await gate.reached()
+        gate.release()
+        assert server.log.counts.repeats == 2
+
+An OpenAI client takes `server.url + "/v1"` as its base URL. What a script, a fault or a gate is in Python is the
+same in JSON at the control routes (see `omnara.testing.control`) of a server in another process.
 """
 
 from omnara.testing.answer import Answer, Block, Call, Stop, Text, Thinking, Timing, Usage, call, say

@@ -119,6 +119,7 @@ class Exchange:
             entry.fault = "content:" + fault.kind
             return spoil(answer, fault), None
         entry.fault = None if fault is None else str(type(fault).__struct_config__.tag)
+        self._host.log.touch()
         return answer, fault
 
     def _quick(self, conversation: Conversation, entry: Entry) -> web.StreamResponse | None:

@@ -48,14 +48,17 @@ class Gate:
         self._open.set()
 
     def wants(self, subject: Subject) -> bool:
-        """Return whether this request is to be held, and count it as one of `times`."""
-        if self._open.is_set() or self._left == 0 or not self.spec.match.accepts(subject):
-            return False
-        self._left -= self._left > 0
-        return True
+        """Return whether this request is to be held, should it come to the gate's point."""
+        return not self._open.is_set() and self._left != 0 and self.spec.match.accepts(subject)
 
     async def hold(self) -> None:
-        """Wait for `release`; cancelled when the client goes away or the server stops."""
+        """Count an arrival as one of `times` and wait for `release`; pass at once when those are used up.
+
+        Cancelled when the client goes away.
+        """
+        if self._left == 0 or self._open.is_set():
+            return
+        self._left -= self._left > 0
         self.held += 1
         self.arrivals += 1
         self._arrived.set()

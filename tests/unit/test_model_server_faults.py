@@ -54,8 +54,8 @@ class Partial:
         return events(self.data.decode(errors="surrogateescape").rpartition("\n\n")[0] + "\n")
 
 
-async def read(server: ModelServer, path: str, body: dict[str, Any], *, quiet: float = 0.3) -> Partial:
-    """Read a stream until it ends, breaks or says nothing for `quiet` seconds."""
+async def read(server: ModelServer, path: str, body: dict[str, Any], *, quiet: float = 10) -> Partial:
+    """Read a stream until it ends, breaks or, having begun, says nothing for `quiet` seconds."""
     got = Partial()
     async with (
         aiohttp.ClientSession() as session,
@@ -64,7 +64,7 @@ async def read(server: ModelServer, path: str, body: dict[str, Any], *, quiet: f
         assert response.status == 200
         try:
             while True:
-                async with asyncio.timeout(quiet):
+                async with asyncio.timeout(quiet if got.data else 10):
                     piece = await response.content.readany()
                 if not piece:
                     got.end = "closed"
@@ -233,9 +233,12 @@ async def test_drip_keeps_an_idle_timer_happy(path: str) -> None:
 async def test_headers_never_sent(path: str) -> None:
     async with ModelServer(fixed()) as server:
         server.faults.push(NoHeaders())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await send(server, path, body_for(path))
+        asked = asyncio.create_task(send(server, path, body_for(path)))
+        await server.log.until(lambda log: any(entry.fault == "no_headers" for entry in log.entries))
+        assert not asked.done()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
         await server.log.until(lambda log: log.counts.gone == 1)
         server.faults.push(NoHeaders(drop=True))
         with pytest.raises(aiohttp.ServerDisconnectedError):
@@ -400,6 +403,21 @@ async def test_a_gate_holds_before_the_headers_and_only_whom_it_wants() -> None:
         gate.release()
         assert (await held)[0] == 200
         assert (gate.held, gate.arrivals) == (0, 1)
+
+
+async def test_a_gate_waits_for_a_request_that_gets_as_far_as_its_point() -> None:
+    async with ModelServer(lambda _: LONG) as server:
+        server.faults.push(rate_limited("2"), Cut("first_delta"))
+        gate = server.gate("mid_text")
+        assert (await send(server, ANTHROPIC, body_for(ANTHROPIC, **STREAM)))[0] == 429
+        assert (await read(server, ANTHROPIC, body_for(ANTHROPIC, **STREAM))).end == "broken"
+        assert gate.arrivals == 0
+        held = asyncio.create_task(read(server, ANTHROPIC, body_for(ANTHROPIC, **STREAM)))
+        await gate.reached()
+        assert (await read(server, ANTHROPIC, body_for(ANTHROPIC, **STREAM))).end == "closed"
+        gate.release()
+        assert texts(ANTHROPIC, (await held).events) == "t" * 120
+        assert gate.arrivals == 1
 
 
 async def test_a_gate_that_nothing_reaches_times_out() -> None:
