@@ -9,12 +9,13 @@ Source: DESIGN §4 (damaged rows stay where they are), api.md §10.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 import msgspec
 
 from omnara import ids
+from omnara.db.reads import EventRow
 from omnara.domain.content import ErrorBlock
 from omnara.domain.events import DamagedEvent, Event, ModelOutputPayload, decode_payload, encode_payload
 from omnara.ids import IdKind
@@ -42,42 +43,6 @@ class Owner(msgspec.Struct, frozen=True):
         )
 
 
-class EventRow(Protocol):
-    """The columns of a stored event that are served."""
-
-    @property
-    def sequence(self) -> int:
-        """Place in the log."""
-
-    @property
-    def id(self) -> UUID:
-        """Key."""
-
-    @property
-    def kind(self) -> str:
-        """One of the four kinds."""
-
-    @property
-    def turn_id(self) -> UUID:
-        """Its turn."""
-
-    @property
-    def turn_sequence(self) -> int:
-        """Number of its turn."""
-
-    @property
-    def is_opening(self) -> bool:
-        """Whether it opened its turn."""
-
-    @property
-    def payload(self) -> str:
-        """Stored JSON text."""
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was saved."""
-
-
 def timestamp(value: datetime) -> str:
     """Return RFC 3339 text in UTC with `Z`. Source: api.md §15."""
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
@@ -96,22 +61,7 @@ def live_event(owner: Owner, event: Event) -> str:
     return _join(owner, event, event.kind, encode_payload(event.payload))
 
 
-class _Place(Protocol):
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def id(self) -> UUID: ...
-    @property
-    def turn_id(self) -> UUID: ...
-    @property
-    def turn_sequence(self) -> int: ...
-    @property
-    def is_opening(self) -> bool: ...
-    @property
-    def created_at(self) -> datetime: ...
-
-
-def _join(owner: Owner, row: _Place, kind: str, payload: str) -> str:
+def _join(owner: Owner, row: EventRow | Event, kind: str, payload: str) -> str:
     return (
         f'{{"id":"{ids.encode(IdKind.EVENT, row.id)}",{owner.text},'
         f'"turn_id":"{ids.encode(IdKind.TURN, row.turn_id)}","turn_sequence":{row.turn_sequence},'

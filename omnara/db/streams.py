@@ -7,29 +7,16 @@ Source: coordination §6 (one query for all streams), api.md §11.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Final
 from uuid import UUID
 
 import msgspec
 
 from omnara.db.connection import Connection
+from omnara.db.reads import EventRow
 from omnara.db.sqlfiles import Queries
 
 _SQL: Final = Queries("streams")
-
-
-class StoredEvent(msgspec.Struct, frozen=True):
-    """An event row as it is served: `payload` is the stored JSON text."""
-
-    sequence: int
-    id: UUID
-    kind: str
-    turn_id: UUID
-    turn_sequence: int
-    is_opening: bool
-    payload: str
-    created_at: datetime
 
 
 class LogPage(msgspec.Struct, frozen=True):
@@ -37,15 +24,19 @@ class LogPage(msgspec.Struct, frozen=True):
 
     head: int
     archived: bool
-    events: tuple[StoredEvent, ...]
+    events: tuple[EventRow, ...]
+
+
+PAGE_BYTES: Final = 1024 * 1024
+"""Stored bytes after which a page ends early: a stream that is not read must not hold a hundred huge events."""
 
 
 async def page(conn: Connection, agent_id: UUID, after: int, limit: int) -> LogPage | None:
-    """Return up to `limit` events after sequence `after`, or None when there is no such agent."""
-    rows = await conn.fetch(_SQL["page"], agent_id, after, limit)
+    """Return events after sequence `after`, at most `limit`, or None when there is no such agent."""
+    rows = await conn.fetch(_SQL["page"], agent_id, after, limit, PAGE_BYTES)
     if not rows:
         return None
-    events = tuple(StoredEvent(*tuple(row)[2:]) for row in rows if row["sequence"] is not None)
+    events = tuple(EventRow(*tuple(row)[2:]) for row in rows if row["sequence"] is not None)
     return LogPage(rows[0]["head"], rows[0]["archived"], events)
 
 

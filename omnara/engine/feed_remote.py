@@ -29,8 +29,8 @@ FLUSH_S: Final = 0.02
 """Deltas gather for so long before they travel; the bus adds 5 to 50 ms of its own."""
 MAX_OUTBOX_BYTES: Final = 128 * 1024
 """Previews that wait for one flush; further ones are dropped."""
-MAX_RUN_BYTES: Final = DELTA_LIMIT - 1_500
-"""The largest run that travels, in bytes of its text before JSON escapes; bigger ones are dropped."""
+MAX_RUN_BYTES: Final = DELTA_LIMIT - 512
+"""The largest run that travels, in bytes of its JSON without the envelope; a bigger one is dropped."""
 _WITH_DELTAS: Final = "/deltas"
 
 
@@ -83,7 +83,7 @@ class Outbox:
     def __init__(self) -> None:
         self.filled = asyncio.Event()
         self._announced: dict[UUID, bool] = {}
-        self._runs: dict[UUID, list[Delta]] = {}
+        self._runs: dict[UUID, list[tuple[Delta, int]]] = {}
         self._states: dict[UUID, list[CallState]] = {}
         self._bytes = 0
 
@@ -94,15 +94,18 @@ class Outbox:
 
     def delta(self, agent_id: UUID, run: Delta) -> None:
         """Send a run, merged with its neighbours. Dropped when too much waits or when it is too big to travel."""
-        if self._bytes + run.size > MAX_OUTBOX_BYTES or run.size > MAX_RUN_BYTES:
+        # Escapes and multi-byte characters count as what they become: the bus's limit is in bytes.
+        cost = len(run.raw) if run.text is None else len(_ENCODER.encode(run.text))
+        if self._bytes + cost > MAX_OUTBOX_BYTES or cost > MAX_RUN_BYTES:
             return
         runs = self._runs.setdefault(agent_id, [])
-        joined = runs[-1].joined(run) if runs else None
-        if joined is not None and joined.size <= MAX_RUN_BYTES:
-            runs[-1] = joined
+        last, last_cost = runs[-1] if runs else (None, 0)
+        joined = last.joined(run) if last is not None and last_cost + cost <= MAX_RUN_BYTES else None
+        if joined is not None:
+            runs[-1] = (joined, last_cost + cost)
         else:
-            runs.append(run)
-        self._bytes += run.size
+            runs.append((run, cost))
+        self._bytes += cost
         self.filled.set()
 
     def call_state(self, agent_id: UUID, change: CallState) -> None:
@@ -124,12 +127,12 @@ class Outbox:
         states, self._states = self._states, {}
         self._bytes = 0
         for agent_id in runs.keys() | states.keys():
-            for text in _pack(runs.get(agent_id, []), states.get(agent_id, [])):
+            for text in _pack([run for run, _ in runs.get(agent_id, [])], states.get(agent_id, [])):
                 yield agent_id, text
 
 
 def _pack(runs: list[Delta], states: list[CallState]) -> Iterator[str]:
-    """Yield texts below the bus's limit. A single run that is over it (heavily escaped text) is left out."""
+    """Yield texts below the bus's limit."""
     parcel, size = _Parcel([], []), 0
     entries: list[_Run | _State] = [
         *(_wire_run(run) for run in runs),
@@ -137,8 +140,6 @@ def _pack(runs: list[Delta], states: list[CallState]) -> Iterator[str]:
     ]
     for entry in entries:
         cost = len(_ENCODER.encode(entry)) + 1
-        if cost > DELTA_LIMIT - 64:
-            continue
         if size and size + cost > DELTA_LIMIT - 64:
             yield _ENCODER.encode(parcel).decode()
             parcel, size = _Parcel([], []), 0

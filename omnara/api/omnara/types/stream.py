@@ -137,5 +137,5 @@ class ModelOutputDelta(Wire, frozen=True, kw_only=True):
     event: ModelOutputStreamDelta
 
 
-AgentEventStreamData = AgentEvent | ToolCallUpdate | ModelOutputDelta | Error
-"""Data of any frame. For the document only: nothing decodes this union."""
+AgentEventStreamData = (AgentEvent, ToolCallUpdate, ModelOutputDelta, Error)
+"""What a frame may carry: an event, or one of these previews and notices."""

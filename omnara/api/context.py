@@ -1,0 +1,24 @@
+"""What every route can reach. Built once by `server.build_app`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from omnara.api.auth import Authenticator
+    from omnara.api.streams import StreamHub
+    from omnara.engine.deps import Deps
+
+
+class ApiContext(msgspec.Struct, frozen=True):
+    """The engine's dependencies, and the two parts that the API keeps itself."""
+
+    deps: Deps
+    authenticator: Authenticator
+    hub: StreamHub
+
+
+CONTEXT: Final = web.AppKey("context", ApiContext)

@@ -1,0 +1,206 @@
+"""The five flat routes: launch, look, pause, resume, delete, in the key's default project.
+
+They are another door to the same agents: `links` lead to the scoped API for everything else.
+Source: issue §2 (flat routes).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from omnara.api.body import check_depth
+from omnara.api.flat.types import (
+    FlatAgent,
+    FlatLaunchResponse,
+    FlatStep,
+    FlatTool,
+    LaunchFlatRequest,
+    Links,
+    ResumeRequest,
+)
+from omnara.api.omnara.decode import given
+from omnara.api.omnara.encode import raw, some
+from omnara.api.routing import Call, Route, reply
+from omnara.db.agents import AgentRow
+from omnara.db.reads import StatusRow
+from omnara.engine import launch_flat, lifecycle, resume, status
+from omnara.engine.scope import AgentPath, default_project
+from omnara.engine.status import AgentStatus
+from omnara.errors import InvalidRequest
+from omnara.ids import IdKind, encode
+
+_AGENT: Final = {"id": IdKind.AGENT}
+
+
+def links(agent: AgentRow) -> Links:
+    """Where the agent is found in the scoped API, as paths on this server."""
+    org, project = encode(IdKind.ORG, agent.org_id), encode(IdKind.PROJECT, agent.project_id)
+    base = f"/api/v1/orgs/{org}/projects/{project}/agents/{encode(IdKind.AGENT, agent.id)}"
+    return Links(
+        inputs=f"{base}/inputs",
+        events=f"{base}/events",
+        stream=f"{base}/events/stream",
+        tool_calls=f"{base}/tool-calls",
+        interactions=f"{base}/interactions",
+    )
+
+
+async def launch(call: Call) -> web.StreamResponse:
+    """Launch an agent and answer at once; a used Idempotency-Key returns the agent that it launched."""
+    body: LaunchFlatRequest = call.body
+    launched = await launch_flat.launch_flat(
+        call.context.deps,
+        call.principal,
+        default_project(call.principal),
+        launch_flat.FlatLaunch(
+            model=body.model,
+            system_prompt=body.system_prompt,
+            tools=[_tool(tool) for tool in given(body.tools) or []],
+            temperature=given(body.temperature),
+            message=given(body.message),
+            name=given(body.name),
+            key=call.key,
+        ),
+    )
+    agent = launched.agent
+    answer = FlatLaunchResponse(
+        id=encode(IdKind.AGENT, agent.id), name=agent.name, links=links(agent), created_at=agent.created_at
+    )
+    return reply(201 if launched.created else 200, answer)
+
+
+def _tool(tool: str | FlatTool) -> str | launch_flat.FlatTool:
+    if isinstance(tool, str):
+        return tool
+    check_depth(tool.input_schema)
+    mode = tool.permission if tool.permission.startswith("always_") else f"always_{tool.permission}"
+    return launch_flat.FlatTool(tool.name, tool.description, tool.input_schema, mode)
+
+
+async def get(call: Call) -> web.StreamResponse:
+    """How an agent is doing."""
+    return await _status(call)
+
+
+async def pause(call: Call) -> web.StreamResponse:
+    """Let the running step be saved, then run nothing more. Answers at once."""
+    await lifecycle.pause(call.context.deps, call.principal, _path(call))
+    return await _status(call)
+
+
+async def go_on(call: Call) -> web.StreamResponse:
+    """Go on from the last saved step; a crashed agent only at the caller's word."""
+    body: ResumeRequest = call.body if call.body is not None else ResumeRequest()
+    if body.force and body.restart:
+        raise InvalidRequest("choose force or restart")
+    await resume.resume(call.context.deps, call.principal, _path(call), force=body.force, restart=body.restart)
+    return await _status(call)
+
+
+async def delete(call: Call) -> web.StreamResponse:
+    """Stop the agent, free what it holds and archive it; its log stays readable. Twice is as good as once."""
+    await lifecycle.delete(call.context.deps, call.principal, _path(call))
+    return await _status(call)
+
+
+def _path(call: Call) -> AgentPath:
+    return AgentPath(call.ids["id"])
+
+
+async def _status(call: Call) -> web.StreamResponse:
+    return reply(200, flat_agent(await status.agent_status(call.context.deps, call.principal, _path(call))))
+
+
+def flat_agent(found: AgentStatus) -> FlatAgent:
+    """The flat view of an agent."""
+    agent, row = found.agent, found.row
+    word: Any = row.status
+    action: Any = found.next_action
+    return FlatAgent(
+        id=encode(IdKind.AGENT, agent.id),
+        name=agent.name,
+        status=word,
+        model=row.model,
+        system_prompt=row.system_prompt,
+        temperature=some(row.temperature),
+        last_step=_last_step(row),
+        next_action=action,
+        output=found.output,
+        usage=found.usage,
+        diagnosis=some(found.diagnosis),
+        links=links(agent),
+        created_at=agent.created_at,
+        updated_at=agent.updated_at,
+        archived_at=some(agent.archived_at),
+    )
+
+
+def _last_step(row: StatusRow) -> FlatStep | None:
+    if row.step_kind is None or row.step_started_at is None:
+        return None
+    kind: Any = row.step_kind
+    state: Any = row.step_state
+    error: msgspec.Raw | UnsetType = UNSET if row.step_error is None else raw(row.step_error)
+    return FlatStep(
+        number=row.last_step,
+        kind=kind,
+        status=state,
+        attempt=row.step_attempt or 1,
+        started_at=row.step_started_at,
+        finished_at=some(row.step_finished_at),
+        retry_at=some(row.step_retry_at),
+        error=error,
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/agents",
+        operation_id="launchFlatAgent",
+        handler=launch,
+        body=LaunchFlatRequest,
+        idempotent=True,
+        responses={200: FlatLaunchResponse, 201: FlatLaunchResponse},
+    ),
+    Route(
+        method="GET",
+        path="/agents/{id}",
+        operation_id="getFlatAgent",
+        handler=get,
+        path_ids=_AGENT,
+        responses={200: FlatAgent},
+        errors=frozenset({400, 401, 403, 404, 503}),
+    ),
+    Route(
+        method="POST",
+        path="/agents/{id}/pause",
+        operation_id="pauseFlatAgent",
+        handler=pause,
+        path_ids=_AGENT,
+        responses={200: FlatAgent},
+    ),
+    Route(
+        method="POST",
+        path="/agents/{id}/resume",
+        operation_id="resumeFlatAgent",
+        handler=go_on,
+        path_ids=_AGENT,
+        body=ResumeRequest,
+        body_required=False,
+        responses={200: FlatAgent},
+    ),
+    Route(
+        method="DELETE",
+        path="/agents/{id}",
+        operation_id="deleteFlatAgent",
+        handler=delete,
+        path_ids=_AGENT,
+        responses={200: FlatAgent},
+        errors=frozenset({400, 401, 403, 404, 503}),
+    ),
+)

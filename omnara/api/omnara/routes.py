@@ -1,0 +1,17 @@
+"""All routes of the scoped contract."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omnara.api.omnara import account, agents, configs, events, inputs, tools
+from omnara.api.routing import Route
+
+ROUTES: Final[tuple[Route, ...]] = (
+    *account.ROUTES,
+    *configs.ROUTES,
+    *agents.ROUTES,
+    *inputs.ROUTES,
+    *tools.ROUTES,
+    *events.ROUTES,
+)

@@ -1,0 +1,113 @@
+"""What a route is: one value that says everything about it, from which requests are checked and documented.
+
+The wrapper made here runs the checks in the contract's order, so no handler can forget one: body size, who is calling,
+the shape of the request, and only then the handler, whose use case decides what the caller may do.
+Source: api.md §3 (order of evaluation), §6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import msgspec
+from aiohttp import web
+
+from omnara.access.principals import Principal
+from omnara.access.roles import CallerRule, Decision, can_call
+from omnara.api import body, params
+from omnara.api.body import BODY_LIMIT
+from omnara.api.context import CONTEXT, ApiContext
+from omnara.errors import Forbidden, ValidationFailed
+from omnara.ids import IdKind
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A request that passed every check, with its parts decoded. `query` and `body` are of the route's types."""
+
+    request: web.Request
+    context: ApiContext
+    principal: Principal
+    ids: Mapping[str, UUID]
+    query: Any
+    body: Any
+    key: str | None
+
+
+class EventStream(msgspec.Struct, frozen=True):
+    """Stands in `Route.responses` for an event stream; `data` lists the types of its frames' data."""
+
+    data: tuple[Any, ...]
+
+
+Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation. `responses` maps each success status to its type; the common errors are added to all.
+
+    `path_ids` names the kind of each id in the path. `body_required` matters only with a `body`.
+    """
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    operation_id: str
+    handler: Handler
+    responses: Mapping[int, Any]
+    path_ids: Mapping[str, IdKind] = {}
+    query: type[msgspec.Struct] | None = None
+    body: type[msgspec.Struct] | None = None
+    body_required: bool = True
+    body_limit: int = BODY_LIMIT
+    idempotent: bool = False
+    caller: CallerRule = CallerRule.ANYONE
+    errors: frozenset[int] = frozenset({400, 401, 403, 404, 409, 503})
+
+
+def endpoint(route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Return the aiohttp handler of a route. Raises OmnaraError for every refused request."""
+    decoder = msgspec.json.Decoder(route.body) if route.body is not None else None
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        context = request.app[CONTEXT]
+        body.check_declared_size(request, route.body_limit)
+        principal = await context.authenticator.principal(request)
+        raw = await body.read(request, route.body_limit) if request.body_exists else b""
+        call = Call(
+            request,
+            context,
+            principal,
+            params.path_ids(request.match_info, route.path_ids),
+            params.query(request.query, route.query),
+            _decoded(request, raw, decoder, required=route.body_required),
+            params.idempotency_key(request) if route.idempotent else None,
+        )
+        if can_call(principal, route.caller) is Decision.DENIED:
+            raise Forbidden
+        return await route.handler(call)
+
+    return handle
+
+
+def _decoded(
+    request: web.Request, raw: bytes, decoder: msgspec.json.Decoder[Any] | None, *, required: bool
+) -> msgspec.Struct | None:
+    if decoder is None:
+        if raw:
+            raise ValidationFailed("this route takes no body")
+        return None
+    if not raw:
+        if required:
+            raise ValidationFailed("a body is required")
+        return None
+    body.check_media_type(request)
+    value: msgspec.Struct = body.decode(raw, decoder)
+    return value
+
+
+def reply(status: int, value: Any) -> web.Response:
+    """Return a JSON response."""
+    return web.Response(status=status, body=_ENCODER.encode(value), content_type="application/json")

@@ -1,0 +1,177 @@
+"""The streams that are open in this process: their sweeps, heartbeats and ends, done once for all of them.
+
+Hints make a stream fast; the sweep makes it right. One query every two seconds finds every log that grew unheard, one
+more each second finds revoked keys, and a timer sees to heartbeats, so an idle stream costs no task of its own but the
+reader and no timer at all. Source: DESIGN §3, §6; coordination §6; field-reports B31, B56.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+from uuid import UUID
+
+from omnara.clock import Deadline, jittered, monotonic
+from omnara.db import streams as db
+from omnara.db.pool import ApiPool
+from omnara.db.streams import LogPage
+from omnara.engine.feed import Feed, Subscription
+from omnara.errors import Unavailable
+from omnara.log import get_logger
+from omnara.metrics import Metrics
+from omnara.service import Tasks
+
+log = get_logger(__name__)
+
+PAGE: Final = 100
+"""Events per page of a replay. Source: api.md §11."""
+SWEEP_CHUNK: Final = 1_000
+"""Streams per sweep query. Source: coordination §6."""
+KEY_CHECK_S: Final = 0.8
+"""With the query, a stream outlives the revocation of its key by less than a second."""
+CLOSE_LIMIT_S: Final = 1.0
+"""How long closing streams may write before they are cut. Source: DESIGN §3 (Shutdown)."""
+
+Ending = Literal["shutdown", "revoked"]
+
+
+class OpenStream:
+    """One open stream as the hub sees it. `seen` and `written_at` are kept by the stream itself."""
+
+    __slots__ = ("ending", "key_id", "retry", "seen", "subscription", "task", "written_at")
+
+    def __init__(self, subscription: Subscription, key_id: UUID | None, seen: int) -> None:
+        self.subscription = subscription
+        self.key_id = key_id
+        self.seen = seen
+        self.written_at = monotonic()
+        self.retry = False
+        self.ending: Ending | None = None
+        self.task = asyncio.current_task()
+
+    def end(self, why: Ending) -> None:
+        """Ask the stream to end; the first reason counts."""
+        if self.ending is None:
+            self.ending = why
+        self.subscription.close()
+
+
+class StreamHub:
+    """Registry and caretaker of open streams; a service of the process."""
+
+    name = "streams"
+
+    def __init__(self, feed: Feed, db: ApiPool, metrics: Metrics, *, heartbeat_s: float, sweep_s: float) -> None:
+        self._feed = feed
+        self._db = db
+        self._open: set[OpenStream] = set()
+        self._gauge = metrics.open_streams
+        self._sweep_s = sweep_s
+        self._tasks = Tasks()
+        self._draining = False
+        self.heartbeat_s = heartbeat_s
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @contextmanager
+    def open(self, agent_id: UUID, *, key_id: UUID | None, deltas: bool, after: int) -> Iterator[OpenStream]:
+        """Register a stream for as long as the block runs, and subscribe it before anything is read.
+
+        Raises Unavailable while the process shuts down.
+        """
+        if self._draining:
+            raise Unavailable("this server is shutting down")
+        subscription = self._feed.subscribe(agent_id, deltas=deltas, next_sequence=after + 1)
+        stream = OpenStream(subscription, key_id, after)
+        self._open.add(stream)
+        self._gauge.inc()
+        try:
+            yield stream
+        finally:
+            self._open.discard(stream)
+            self._gauge.dec()
+            self._feed.unsubscribe(subscription)
+
+    async def page(self, agent_id: UUID, after: int) -> LogPage | None:
+        """Return the next page of a log, or None when there is no such agent. Raises Unavailable."""
+        async with self._db.acquire() as conn:
+            return await db.page(conn, agent_id, after, PAGE)
+
+    # --- service ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to sweep."""
+        self._tasks.spawn(self._repeat(self._sweep, self._sweep_s), "stream-sweep")
+        self._tasks.spawn(self._repeat(self._check_keys, min(KEY_CHECK_S, self._sweep_s)), "stream-keys")
+        self._tasks.spawn(self._tick(), "stream-heartbeat")
+
+    async def watch(self) -> None:
+        """Wait until a part of the hub fails, and raise its error."""
+        await self._tasks.watch()
+
+    async def drain(self, deadline: Deadline) -> None:
+        """Refuse new streams and close all open ones: after a second those that cannot write are cut."""
+        self._draining = True
+        tasks = {stream.task for stream in self._open if stream.task is not None}
+        for stream in list(self._open):
+            stream.end("shutdown")
+        if not tasks:
+            return
+        _, stuck = await asyncio.wait(tasks, timeout=CLOSE_LIMIT_S)
+        for task in stuck:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Close what is left and end the sweeps."""
+        await self.drain(Deadline(0))
+        await self._tasks.close()
+
+    # --- care ---------------------------------------------------------------------------------------------
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
+        while True:
+            await asyncio.sleep(jittered(every_s, 0.1))
+            try:
+                await work()
+            except Unavailable as error:
+                log.warning("streams could not be checked", error=str(error))
+
+    async def _sweep(self) -> None:
+        """Wake every stream whose log goes beyond what it has seen, or whose agent was archived."""
+        streams = list(self._open)
+        for start in range(0, len(streams), SWEEP_CHUNK):
+            chunk = streams[start : start + SWEEP_CHUNK]
+            agents = [stream.subscription.agent_id for stream in chunk]
+            async with self._db.acquire() as conn:
+                behind = set(await db.news(conn, agents, [stream.seen for stream in chunk]))
+            for stream in chunk:
+                if stream.subscription.agent_id in behind:
+                    stream.subscription.wake()
+
+    async def _check_keys(self) -> None:
+        """End the streams whose key was revoked."""
+        streams = [stream for stream in self._open if stream.key_id is not None]
+        keys = list({stream.key_id for stream in streams if stream.key_id is not None})
+        usable: set[UUID] = set()
+        for start in range(0, len(keys), SWEEP_CHUNK):
+            async with self._db.acquire() as conn:
+                usable |= await db.usable_keys(conn, keys[start : start + SWEEP_CHUNK])
+        for stream in streams:
+            if stream.key_id not in usable:
+                stream.end("revoked")
+
+    async def _tick(self) -> None:
+        """Wake the streams that are due a heartbeat, and those whose last look into the log failed."""
+        period_s = min(1.0, self.heartbeat_s / 4)
+        while True:
+            await asyncio.sleep(period_s)
+            due = monotonic() - self.heartbeat_s + period_s
+            for stream in self._open:
+                if stream.retry:
+                    stream.retry = False
+                    stream.subscription.wake()
+                elif stream.written_at <= due:
+                    stream.subscription.tick()
