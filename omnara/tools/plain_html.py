@@ -16,7 +16,7 @@ __all__ = ["page_title", "plain_text", "unescape"]
 _TITLE: Final = re.compile(r"<title(?:\s[^<>]{0,200})?>([^<]{0,500})", re.IGNORECASE)
 _NAME: Final = re.compile(r"/?[a-z][a-z0-9]{0,15}")
 # Bounded, because the standard library converts numbers of any length and fails on absurd ones.
-_ENTITY: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});?")
+_ENTITY: Final = re.compile(r"&(?:#\d{1,7}(?!\d)|#[xX][0-9a-fA-F]{1,6}(?![0-9a-fA-F])|[A-Za-z][A-Za-z0-9]{1,31});?")
 _HIDDEN: Final = frozenset({"script", "style", "noscript", "template", "title", "svg", "iframe", "object"})
 _BREAKING: Final = frozenset(
     {"address", "article", "aside", "blockquote", "body", "br", "dd", "div", "dl", "dt", "fieldset", "figure"}
@@ -49,9 +49,10 @@ def _visible(page: str) -> list[str]:
     scan = _Scan(page)
     position = 0
     while (start := page.find("<", position)) >= 0:
-        parts.append(page[position:start])
+        # Only markup breaks lines: a line end in the source is a blank.
+        parts.append(page[position:start].replace("\n", " "))
         position = scan.after_markup(start, parts)
-    parts.append(page[position:])
+    parts.append(page[position:].replace("\n", " "))
     return parts
 
 

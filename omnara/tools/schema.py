@@ -222,8 +222,11 @@ def _compile_new(text: str) -> _Compiled | InvalidSchema:
         unread = path[-1:] == ["pattern"] and "keyword class" in error.message
         message = "not a regular expression that is supported" if unread else error.message
         return _invalid("".join(f"/{part}" for part in path), message)
-    except (ValueError, jsonschema_rs.ReferencingError) as error:
+    except jsonschema_rs.ReferencingError as error:
         return _invalid("", str(error))
+    except ValueError as error:
+        # The library's own bound on recursion, the only other complaint it has about plain JSON.
+        return _invalid("", f"the schema is nested too deeply ({error})")
     return _Compiled(validator, cost, budget)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
 import aiohttp
@@ -234,15 +234,32 @@ def check_endpoint(url: str, allow: AllowList) -> URL:
 HttpSessionFactory = Callable[[AbstractResolver], aiohttp.ClientSession]
 
 
+async def _send_once(
+    request: aiohttp.ClientRequest, handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
+) -> aiohttp.ClientResponse:
+    """Keep aiohttp from sending a GET a second time, which it does when a server closes without an answer."""
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+        # These two classes are what its retry looks for; the request may have been acted upon.
+        raise aiohttp.ClientConnectionError(str(error)) from error
+
+
 def open_session(resolver: AbstractResolver) -> aiohttp.ClientSession:
     """Return a session for one fetch that dials only what `resolver` answers. The caller closes it.
 
-    No proxy or netrc from the environment, no cookies, and no kept connections: aiohttp sends a request again when
-    a kept connection turns out dead, and a fetch must happen at most once. Source: DESIGN §2, invariant 4.
+    No proxy or netrc from the environment, no cookies, no kept connections, and each request is sent at most once.
+    Source: DESIGN §2, invariant 4; engine.md §7.
     """
     connector = aiohttp.TCPConnector(
         resolver=resolver, use_dns_cache=False, force_close=True, happy_eyeballs_delay=None
     )
     return aiohttp.ClientSession(
-        connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        connector=connector,
+        trust_env=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        middlewares=(_send_once,),
     )
