@@ -26,7 +26,7 @@ def normal(schema: Any, document: dict[str, Any]) -> Any:
 def _value(key: str, value: Any, document: dict[str, Any]) -> Any:
     if key == "properties":
         return {name: normal(item, document) for name, item in value.items()}
-    if key in {"required", "enum"}:
+    if key in {"required", "enum"} and isinstance(value, list):
         return sorted(value, key=str)
     if key == "discriminator":
         return value["propertyName"]
@@ -45,6 +45,11 @@ def _canonical(out: dict[str, Any]) -> dict[str, Any]:
     if isinstance(out.get("type"), list):
         kinds = out.pop("type")
         out["options"] = sorted(({"type": kind} for kind in kinds), key=lambda option: json.dumps(option))
+    if "unevaluatedProperties" in out:
+        # Once the parts are merged there is no difference.
+        out["additionalProperties"] = out.pop("unevaluatedProperties")
+    if out.get("required") == []:
+        del out["required"]
     if out.get("additionalProperties") in (True, {}):
         del out["additionalProperties"]
     return out

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from omnara.api.omnara.types.scalars import JSONObject, OrganizationID, ProjectID, Timestamp, UserID, Wire
 
 
@@ -40,8 +38,8 @@ class ProjectAccess(Wire, frozen=True, kw_only=True):
     can_operate: bool
 
 
-class VisibleProject(msgspec.Struct, frozen=True, kw_only=True):
-    """A project that the caller can see. The contract leaves room for further fields here."""
+class VisibleProject(Wire, frozen=True, kw_only=True):
+    """A project that the caller can see."""
 
     id: ProjectID
     org_id: OrganizationID

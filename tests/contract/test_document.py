@@ -1,0 +1,128 @@
+"""The served document says the same as the contract about every route that both have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from omnara.api import openapi
+from omnara.api.types import ClientErrorCode, ErrorCode, ServerErrorCode
+from tests.contract.checker import contract
+from tests.contract.normal import normal
+
+P = "/api/v1/orgs/{orgID}/projects/{projectID}"
+A = P + "/agents/{agentID}"
+OPERATIONS = [
+    ("get", "/api/v1/me"),
+    ("get", "/api/v1/orgs/{orgID}/projects"),
+    ("get", "/api/v1/tool-catalog"),
+    ("post", f"{P}/agent-configs"),
+    ("get", f"{P}/agent-configs/{{agentConfigID}}"),
+    ("post", f"{P}/agents"),
+    ("get", f"{P}/agents"),
+    ("get", A),
+    ("post", f"{A}/config"),
+    ("post", f"{A}/cancel"),
+    ("post", f"{A}/archive"),
+    ("post", f"{A}/inputs"),
+    ("get", f"{A}/tool-calls"),
+    ("post", f"{A}/tool-calls/{{toolCallID}}/result"),
+    ("get", f"{A}/turns"),
+    ("get", f"{A}/turns/{{turnID}}/events"),
+    ("get", f"{A}/events"),
+    ("get", f"{A}/events/stream"),
+    ("get", f"{A}/interactions"),
+    ("post", f"{A}/interactions/{{interactionID}}/resolve"),
+]
+OURS = openapi.document()
+
+
+def both(method: str, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return OURS["paths"][path][method], contract()["paths"][path][method]
+
+
+def parameters(operation: dict[str, Any], document: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    found: dict[tuple[str, str], Any] = {}
+    for parameter in operation["parameters"]:
+        plain = normal(parameter, document)
+        found[plain["in"], plain["name"]] = (plain.get("required", False), plain["schema"])
+    return found
+
+
+def bodies(operation: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for status, response in operation["responses"].items():
+        plain = normal(response, document)
+        found[status] = {kind: content["schema"] for kind, content in plain["content"].items()}
+    return found
+
+
+def test_every_route_of_the_contract_surface_is_compared() -> None:
+    served = {(m, path) for path, item in OURS["paths"].items() for m in item if path.startswith("/api/v1/")}
+    assert served == set(OPERATIONS)
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_operation_ids_are_equal(method: str, path: str) -> None:
+    ours, theirs = both(method, path)
+    assert ours["operationId"] == theirs["operationId"]
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_parameters_are_equal(method: str, path: str) -> None:
+    ours, theirs = both(method, path)
+    assert parameters(ours, OURS) == parameters(theirs, contract())
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_request_bodies_are_equal(method: str, path: str) -> None:
+    ours, theirs = both(method, path)
+    assert ("requestBody" in ours) == ("requestBody" in theirs)
+    if "requestBody" in ours:
+        one, other = normal(ours["requestBody"], OURS), normal(theirs["requestBody"], contract())
+        assert one.get("required", False) == other.get("required", False)
+        assert one["content"] == other["content"]
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_status_codes_and_answers_are_equal(method: str, path: str) -> None:
+    ours, theirs = bodies(both(method, path)[0], OURS), bodies(both(method, path)[1], contract())
+    assert set(ours) == set(theirs)
+    for status, content in theirs.items():
+        assert ours[status] == content, status
+
+
+def test_components_with_the_contracts_names_are_equal() -> None:
+    """Generators name classes after components, so a name of the contract must mean the same here."""
+    ours, theirs = OURS["components"]["schemas"], contract()["components"]["schemas"]
+    shared = set(ours) & set(theirs)
+    assert len(shared) > 60
+    for name in sorted(shared):
+        assert normal(ours[name], OURS) == normal(theirs[name], contract()), name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("ClientErrorCode", ClientErrorCode), ("ServerErrorCode", ServerErrorCode), ("Error", ErrorCode)]
+)
+def test_error_codes_are_equal(name: str, kind: Any) -> None:
+    schema = contract()["components"]["schemas"][name]
+    schema = schema["properties"]["code"] if name == "Error" else schema
+    assert set(kind.__args__) == set(schema["enum"])
+
+
+def test_the_yaml_is_the_document() -> None:
+    assert yaml.load(openapi.yaml_text(), Loader=yaml.CSafeLoader) == OURS
+
+
+def test_normal_tells_different_schemas_apart() -> None:
+    """The comparison itself must be able to fail."""
+    document: dict[str, Any] = {"components": {"schemas": {"X": {"type": "string"}}}}
+    x = {"$ref": "#/components/schemas/X"}
+    assert normal({"allOf": [x]}, document) == {"type": "string"}
+    assert normal({"oneOf": [x, {"type": "null"}]}, document) == normal({"type": ["null", "string"]}, document)
+    closed = {"type": "object", "additionalProperties": False}
+    assert normal(closed, document) != normal({"type": "object"}, document)
+    assert normal({"type": "string", "minLength": 1}, document) != normal(x, document)
+    assert normal({"type": "object", "required": ["a"]}, document) != normal({"type": "object"}, document)
