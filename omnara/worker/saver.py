@@ -17,7 +17,7 @@ from prometheus_client import Histogram
 from omnara.db.advance import MAX_GROUP, MAX_GROUP_BYTES, advance
 from omnara.db.connection import ConnectSettings, ConnKind
 from omnara.db.dedicated import Dedicated
-from omnara.db.failures import DatabaseUnavailable, is_data_error, is_definite_sql_error
+from omnara.db.failures import DatabaseUnavailable, is_data_error, is_definite_sql_error, is_unavailability
 from omnara.db.sched import read_claim
 from omnara.domain.advance import Advance, Advanced, AdvanceOutcome, ClaimLost
 from omnara.domain.claim import ClaimState
@@ -138,7 +138,7 @@ class Saver:
                 await self._resolve(holder, pending)
 
     async def _after_failure(self, holder: Dedicated, batch: list[_Pending], error: Exception) -> None:
-        if is_data_error(error):
+        if is_data_error(error) or (is_definite_sql_error(error) and not is_unavailability(error)):
             if len(batch) == 1:
                 _refuse(batch[0], error)
                 return
