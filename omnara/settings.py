@@ -22,12 +22,13 @@ _IGNORED_PREFIX: Final = "OMNARA_TEST_"
 """Variables of the test suite, which a server started by a test inherits."""
 
 
-def load(environ: Mapping[str, str] | None = None) -> Settings:
+def load(environ: Mapping[str, str] | None = None, *, overrides: Mapping[str, str] | None = None) -> Settings:
     """Read the settings from `environ` (default: the process environment). An empty variable counts as unset.
 
+    `overrides` are variables given elsewhere, such as on the command line; they win.
     Raises ConfigurationError that names each bad variable and says what its value should look like.
     """
-    source = os.environ if environ is None else environ
+    source = {**(os.environ if environ is None else environ), **(overrides or {})}
     values: dict[str, Any] = {}
     problems: list[str] = []
     for name, kind, spec in SPECS:

@@ -67,7 +67,7 @@ def launch(
 
     \b
     Example:
-      omnara agents launch --model anthropic/claude-sonnet-4-5 --tool web_fetch -m "Summarise https://example.com"
+      omnara agents launch --model anthropic/claude-sonnet-4-6 --tool web_fetch -m "Summarise https://example.com"
     """
 
     async def work(client: Client) -> None:

@@ -34,7 +34,7 @@ def command(folder: Path | None, seed: int | None, model: str | None, keep: bool
       omnara demo
       omnara demo --seed 7 --json
       omnara demo --folder ~/notes
-      ANTHROPIC_API_KEY=… omnara demo --model anthropic/claude-sonnet-4-5
+      ANTHROPIC_API_KEY=… omnara demo --model anthropic/claude-sonnet-4-6
     """
     from omnara.cli.demo.folder import shipped_documents
     from omnara.cli.demo.show import Show

@@ -34,7 +34,7 @@ from omnara.testing.strict import Strictness
 __all__ = ["Options", "tell"]
 
 LIMIT_S: Final = 600.0
-SCRIPTED_MODEL: Final = "claude-sonnet-4-5"
+SCRIPTED_MODEL: Final = "scripted"
 PROMPT: Final = """You audit a folder. Call list_files once. Call read_file for every path, a few at a time. Call
 web_fetch once for the URL in the user's message. Then ask the user with ask_question whether the report shall list
 every file. Then answer with nothing but a JSON object: count (number of files), bytes (sum of sizes) and files (a

@@ -1,0 +1,114 @@
+"""The parts that a process shares, built once, and the services that it runs by role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from omnara.api.server import ApiRunner, build_app, build_hub
+from omnara.app.hints import HintService
+from omnara.app.identity import IdentityService
+from omnara.app.listeners import Listener
+from omnara.app.pools import Pools
+from omnara.db.connection import ConnectSettings
+from omnara.engine.catalog import ModelCatalog
+from omnara.engine.deps import Deps
+from omnara.engine.feed import Feed
+from omnara.engine.feed_remote import FeedLink
+from omnara.engine.plan import PlanSource
+from omnara.maintenance import OrphanSweep, Upkeep
+from omnara.metrics import Metrics
+from omnara.providers.gateway import ModelGateway
+from omnara.service import Service
+from omnara.settings import Settings
+from omnara.tools.allow_list import AllowList, parse_allow_list, read_address, unmapped
+from omnara.tools.extract import Extractor
+from omnara.tools.protocol import ToolContext
+from omnara.tools.registry import BUILT_IN
+from omnara.tools.ssrf import is_public
+from omnara.vault import KeyRing
+from omnara.worker import Identity, IdentityTimes, Worker
+
+__all__ = ["Parts", "build"]
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """The engine's dependencies and the services in the order in which they start."""
+
+    deps: Deps
+    services: tuple[Service, ...]
+
+
+def build(settings: Settings, database: ConnectSettings, ring: KeyRing, metrics: Metrics) -> Parts:
+    """Build the parts of a process without touching database or network.
+
+    Start order: connections, identity, hints, feed link, maintenance, worker, streams, API. So work begins only when
+    its results can be announced, and the API answers last; the stop goes the other way, the saves before the sign-off.
+    """
+    allow = parse_allow_list(",".join(settings.allowed_private_hosts))
+    gateway = ModelGateway(check_address=address_check(allow))
+    pools = Pools(database, gateway, metrics)
+    identity = Identity(database, _times(settings, embedded=database.embedded), sorted(settings.roles))
+    works = bool(settings.roles & {"worker", "maintenance"})
+    hints = HintService(database, pools.session, on_connect=identity.hold if works else None)
+    feed = Feed()
+    deps = Deps(
+        db=pools.api,
+        ring=ring,
+        feed=feed,
+        hints=hints,
+        registry=BUILT_IN,
+        gateway=gateway,
+        models=ModelCatalog(pools.api, ring, settings),
+        settings=settings,
+        metrics=metrics,
+    )
+    services: list[Service] = [pools]
+    if works:
+        services.append(IdentityService(identity))
+    services += [hints, FeedLink(feed, hints.sender, hints.bus)]
+    if works:
+        orphans = OrphanSweep(deps)
+        identity.listen(orphans)
+        services.append(orphans)
+    if "maintenance" in settings.roles:
+        services.append(Upkeep(deps, database))
+    if "worker" in settings.roles:
+        tools = ToolContext(extractor=Extractor(), allow=allow)
+        worker = Worker(deps, database, identity, hints.bus, pools.session, PlanSource(deps.models), tools)
+        identity.listen(worker)
+        services.append(worker)
+    if "api" in settings.roles:
+        hub = build_hub(deps)
+        services += [hub, Listener("api", ApiRunner(build_app(deps, hub)), settings.listen)]
+    return Parts(deps, tuple(services))
+
+
+def _times(settings: Settings, *, embedded: bool) -> IdentityTimes:
+    return IdentityTimes(
+        lease_s=settings.worker_lease_s,
+        renew_s=settings.worker_renew_s,
+        probe_s=settings.worker_probe_s,
+        grace_s=settings.death_grace_embedded_s if embedded else settings.death_grace_s,
+    )
+
+
+def address_check(allow: AllowList) -> Callable[[str, str], str | None]:
+    """Return the rule for addresses that model calls may dial: public ones, and what the operator has named.
+
+    A host named with a port is allowed on every port here, since the check sees none; the port was checked when the
+    endpoint was configured.
+    """
+    named = allow.hosts | {host for host, _ in allow.host_ports}
+
+    def check(host: str, ip: str) -> str | None:
+        address = read_address(ip)
+        if address is None:
+            return "the address cannot be read"
+        plain = unmapped(address)
+        if is_public(plain) or allow.covers(plain) or host.lower() in named or str(plain) in named:
+            return None
+        return "the address is private; an operator can allow it with OMNARA_ALLOWED_PRIVATE_HOSTS"
+
+    return check

@@ -1,0 +1,44 @@
+"""The connections and clients that other parts share, as the first service to start and the last to stop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from omnara.clock import Deadline
+from omnara.db.connection import ConnectSettings, ConnKind
+from omnara.db.dedicated import Dedicated
+from omnara.db.pool import ApiPool
+from omnara.metrics import Metrics
+from omnara.providers.gateway import ModelGateway
+
+__all__ = ["Pools"]
+
+
+class Pools:
+    """A `Service`. `session` is the claimer's connection, which the hints share: both say little and at once."""
+
+    name = "connections"
+
+    def __init__(self, database: ConnectSettings, gateway: ModelGateway, metrics: Metrics) -> None:
+        self.api = ApiPool(database)
+        self.session = Dedicated(database, ConnKind.CLAIMER)
+        self._gateway = gateway
+        metrics.pool_connections.labels("used").set_function(lambda: self.api.in_use)
+        metrics.pool_connections.labels("limit").set_function(lambda: self.api.size)
+
+    async def start(self) -> None:
+        """Make the pool; connections open when they are used."""
+        await self.api.start()
+
+    async def watch(self) -> None:
+        """Broken connections are replaced where they are used: nothing here fails for good."""
+        await asyncio.Event().wait()
+
+    async def drain(self, deadline: Deadline) -> None:
+        """Everybody still needs them."""
+
+    async def stop(self) -> None:
+        """Close connections and model clients."""
+        await self._gateway.close()
+        await self.session.close()
+        await self.api.close()

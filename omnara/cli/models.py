@@ -1,0 +1,154 @@
+"""`omnara models`: the model catalogue, written in the database directly."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+import msgspec
+
+from omnara.cli.output import json_option, print_json, print_table, run
+
+if TYPE_CHECKING:
+    from omnara.db.pool import ApiPool
+    from omnara.vault import KeyRing
+
+T = TypeVar("T")
+
+_FORMATS = {"anthropic": "anthropic_messages", "openai-chat": "openai_chat_completions"}
+_PATHS = {"anthropic": "/messages", "openai-chat": "/chat/completions"}
+_AUTH = {"anthropic": "api_key_header", "openai-chat": "bearer_token"}
+
+
+@click.group("models")
+def command() -> None:
+    """Add and list models. ANTHROPIC_API_KEY and OPENAI_API_KEY at a server's start add the well-known ones.
+
+    Works on the database directly (OMNARA_DATABASE_URL, else the embedded one), beside a running server, which sees a
+    new model within a second.
+
+    \b
+    Examples:
+      omnara models list
+      omnara models add local/llama --format openai-chat --base-url http://10.0.0.5:8000/v1 --context 128000
+      echo "$KEY" | omnara models add acme/large --format openai-chat --base-url https://api.acme.example/v1 --key-stdin
+    """
+
+
+def _with_pool(work: Callable[[ApiPool, KeyRing], Awaitable[T]]) -> T:
+    from omnara.app.database import visit_database
+    from omnara.app.first_start import api_pool
+    from omnara.app.keyring import load_ring
+    from omnara.settings import load
+
+    settings = load()
+
+    async def main() -> T:
+        async with visit_database(settings) as database, api_pool(database) as pool:
+            return await work(pool, load_ring(settings, embedded=database.embedded))
+
+    return run(main())
+
+
+@command.command("list")
+@json_option
+def list_models_(as_json: bool) -> None:
+    """List models by provider and name."""
+
+    async def work(pool: ApiPool, _ring: KeyRing) -> list[dict[str, object]]:
+        from omnara.engine.bootstrap import default_org
+        from omnara.engine.model_admin import list_models
+
+        return [msgspec.to_builtins(row) for row in await list_models(pool, (await default_org(pool)).org_id)]
+
+    rows = _with_pool(work)
+    if as_json:
+        print_json(rows)
+        return
+    shown = [
+        {
+            "model": f"{row['provider_config']}/{row['name']}",
+            "format": row["api_format"],
+            "endpoint": row["base_url"],
+            "context": row["context_window_tokens"],
+            "output": row["max_output_tokens"],
+        }
+        for row in rows
+    ]
+    print_table(
+        ("model", "format", "endpoint", "context", "output"), shown, empty="no models; see omnara models --help"
+    )
+
+
+@command.command("add")
+@click.argument("model", metavar="PROVIDER/NAME")
+@click.option(
+    "--format", "wire", type=click.Choice(sorted(_FORMATS)), required=True, help="Wire format of the endpoint."
+)
+@click.option("--base-url", required=True, help="Endpoint, without the last part of the path.")
+@click.option("--slug", help="Name that the endpoint knows. Default: NAME.")
+@click.option("--context", default=128_000, show_default=True, help="Context window in tokens.")
+@click.option("--output", default=8_192, show_default=True, help="Longest answer in tokens.")
+@click.option("--no-tools", is_flag=True, help="The model cannot call tools.")
+@click.option("--reasoning", is_flag=True, help="The model takes a reasoning effort.")
+@click.option("--key-stdin", is_flag=True, help="Read the API key from standard input. Default: keep, or none.")
+def add(
+    model: str,
+    wire: str,
+    base_url: str,
+    slug: str | None,
+    context: int,
+    output: int,
+    no_tools: bool,
+    reasoning: bool,
+    key_stdin: bool,
+) -> None:
+    """Add a model, or change one, and let every project use it. Agents then name it as PROVIDER/NAME."""
+    from omnara.db.catalog import ModelFacts
+    from omnara.engine.bootstrap import default_org
+    from omnara.engine.model_admin import ProviderSpec, add_model
+    from omnara.vault import Secret
+
+    provider_name, separator, name = model.partition("/")
+    if not (provider_name and separator and name):
+        raise click.UsageError("the model is written PROVIDER/NAME, for example local/llama")
+    key = sys.stdin.readline().strip() if key_stdin else ""
+    facts = ModelFacts(
+        provider_model_slug=slug or name,
+        context_window_tokens=context,
+        max_output_tokens=output,
+        default_max_output_tokens=None,
+        supports_tools=not no_tools,
+        supports_reasoning=reasoning,
+        supported_reasoning_efforts=("low", "medium", "high") if reasoning else (),
+    )
+    provider = ProviderSpec(
+        name=provider_name,
+        api_format=_FORMATS[wire],
+        base_url=_checked(base_url),
+        request_path=_PATHS[wire],
+        auth_kind=_AUTH[wire],
+        secret_name=f"model provider {provider_name}",
+        origin="api",
+    )
+
+    async def work(pool: ApiPool, ring: KeyRing) -> None:
+        org_id = (await default_org(pool)).org_id
+        await add_model(pool, ring, org_id, provider, Secret(key) if key else None, name, facts)
+
+    _with_pool(work)
+    click.echo(f"{model} can be used")
+
+
+def _checked(base_url: str) -> str:
+    """Return the URL as it is stored. Raises UsageError for one that the server would not call."""
+    from omnara.settings import load
+    from omnara.tools.allow_list import parse_allow_list
+    from omnara.tools.ssrf import UrlRefused, check_endpoint
+
+    try:
+        return str(check_endpoint(base_url, parse_allow_list(",".join(load().allowed_private_hosts)))).rstrip("/")
+    except (UrlRefused, OSError) as error:
+        raise click.UsageError(f"--base-url: {error}; private hosts need OMNARA_ALLOWED_PRIVATE_HOSTS") from error
