@@ -1,0 +1,178 @@
+"""A whole server inside the test: every service on a real Postgres, with the contract's checker on its answers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+import aiohttp
+import msgspec
+
+from omnara.access import tokens
+from omnara.access.tokens import TokenKind
+from omnara.api.streams import StreamHub
+from omnara.app.listeners import Listener
+from omnara.app.parts import Parts, build
+from omnara.clock import Deadline
+from omnara.db.connection import ConnectSettings
+from omnara.db.pool import ApiPool
+from omnara.engine.bootstrap import environment_providers, first_start
+from omnara.ids import IdKind, encode
+from omnara.metrics import Metrics
+from omnara.settings import Address, Settings
+from omnara.testing import ModelServer
+from omnara.vault import generate_ring
+from tests.contract.checker import Checker
+
+RING = generate_ring()
+MODEL = "claude-sonnet-4-6"
+CONFIG = "instruction: Be brief.\nmodel:\n  provider_config: anthropic\n  name: " + MODEL + "\n"
+
+
+class Answered(msgspec.Struct):
+    """An answer of the server."""
+
+    status: int
+    headers: Any
+    text: str
+
+    @property
+    def json(self) -> Any:
+        """The body."""
+        return msgspec.json.decode(self.text)
+
+    @property
+    def code(self) -> str:
+        """The code of an error."""
+        return str(self.json["code"])
+
+
+class ApiServer:
+    """A running server and a client of it with the owner's key."""
+
+    def __init__(self, parts: Parts, checker: Checker, session: aiohttp.ClientSession, key: str) -> None:
+        self.parts = parts
+        self.deps = parts.deps
+        self.checker = checker
+        self.session = session
+        self.key = key
+        self.org = ""
+        self.project = ""
+        host, port = next(part for part in parts.services if isinstance(part, Listener)).addresses[0]
+        self.host, self.port = host, port
+        self.url = f"http://{host}:{port}"
+
+    @property
+    def hub(self) -> StreamHub:
+        """The keeper of streams."""
+        return next(part for part in self.parts.services if isinstance(part, StreamHub))
+
+    @property
+    def scope(self) -> str:
+        """The path of the project."""
+        return f"/api/v1/orgs/{self.org}/projects/{self.project}"
+
+    async def call(self, method: str, path: str, body: Any = None, **options: Any) -> Answered:
+        """Send a request. `body` is encoded as JSON unless it is bytes; `key` overrides the bearer key."""
+        key = options.pop("key", self.key)
+        headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            body = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        headers |= options.pop("headers", {})
+        async with self.session.request(method, self.url + path, data=body, headers=headers, **options) as response:
+            return Answered(response.status, response.headers, await response.text())
+
+    async def get(self, path: str, **options: Any) -> Any:
+        """GET and return the JSON of a 200."""
+        answer = await self.call("GET", path, **options)
+        assert answer.status == 200, answer.text
+        return answer.json
+
+    async def config(self, source: str = CONFIG) -> str:
+        """Make a config; return its id."""
+        answer = await self.call(
+            "POST", f"{self.scope}/agent-configs", {"source": source, "source_format": "yaml"}
+        )
+        assert answer.status in {200, 201}, answer.text
+        return str(answer.json["id"])
+
+    async def agent(self, message: str | None = None, *, source: str = CONFIG) -> str:
+        """Launch an agent; return its path."""
+        body = {"config": await self.config(source), **({} if message is None else {"message": message})}
+        answer = await self.call("POST", f"{self.scope}/agents", body)
+        assert answer.status == 201, answer.text
+        return f"{self.scope}/agents/{answer.json['agent']['id']}"
+
+    async def say(self, agent: str, text: str, **more: Any) -> Answered:
+        """Send a message."""
+        return await self.call(
+            "POST", f"{agent}/inputs", {"content_blocks": [{"type": "text", "text": text}], **more}
+        )
+
+    async def rows(self, query: str, *values: Any) -> list[Any]:
+        """Run SQL of a test."""
+        async with self.deps.db.acquire() as connection:
+            return list(await connection.fetch(query, *values))
+
+
+@contextlib.asynccontextmanager
+async def api_server(
+    database: str, model: ModelServer | None = None, *, roles: frozenset[Any] | None = None, **settings: Any
+) -> AsyncIterator[ApiServer]:
+    """Run a server with a model provider `anthropic`; at the end fail on every answer that the contract forbids."""
+    token = tokens.generate(TokenKind.PERSONAL)
+    given: dict[str, Any] = {
+        "listen": Address("127.0.0.1", 0),
+        "roles": roles if roles is not None else frozenset({"api", "worker"}),
+        "anthropic_api_key": "sk-test-key-of-the-suite",
+        "anthropic_base_url": "http://127.0.0.1:9" if model is None else model.url,
+        "allowed_private_hosts": ("127.0.0.1",),
+        "database_url": database,
+    }
+    chosen = Settings(**(given | settings))
+    connect = ConnectSettings(dsn=database)
+    first = await _set_up(connect, chosen, token.text)
+    parts = build(chosen, connect, RING, Metrics.create())
+    checker = Checker()
+    for part in parts.services:
+        if isinstance(part, Listener):
+            checker.install(part._runner.app)  # type: ignore[attr-defined]
+    async with contextlib.AsyncExitStack() as stack:
+        for part in parts.services:
+            stack.push_async_callback(part.stop)
+            await part.start()
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30))
+        )
+        server = ApiServer(parts, checker, session, token.text)
+        server.org, server.project = first
+        yield server
+        await server.hub.drain(Deadline(1))
+    assert checker.violations == []
+
+
+async def _set_up(connect: ConnectSettings, settings: Settings, key: str) -> tuple[str, str]:
+    pool = ApiPool(connect)
+    await pool.start()
+    try:
+        first = await first_start(pool, RING, key)
+        await environment_providers(pool, RING, settings)
+        if not first.created:
+            await _another_token(pool, first.org.user_id, key)
+    finally:
+        await pool.close()
+    return encode(IdKind.ORG, first.org.org_id), encode(IdKind.PROJECT, first.org.project_id)
+
+
+async def _another_token(pool: ApiPool, user_id: UUID, key: str) -> None:
+    async with pool.transaction() as connection:
+        await connection.execute(
+            "insert into personal_access_tokens (id, user_id, name, token_id, token_hash)"
+            " values (gen_random_uuid(), $1, 'test', $2, $3)",
+            user_id,
+            tokens.new_token_id(),
+            tokens.hash_token(key),
+        )
