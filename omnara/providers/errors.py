@@ -28,7 +28,6 @@ _CODES: Final[dict[str, ErrorKind]] = {
     "not_found_error": "invalid_request",
     "request_too_large": "payload_too_large",
     "rate_limit_error": "rate_limit",
-    "api_error": "provider_unavailable",
     "overloaded_error": "provider_unavailable",
     "timeout_error": "transient",
     # OpenAI error codes and types
@@ -43,8 +42,13 @@ _CODES: Final[dict[str, ErrorKind]] = {
     "content_filter": "invalid_request",
     "content_policy_violation": "invalid_request",
     "moderation_blocked": "invalid_request",
-    "server_error": "provider_unavailable",
     "overloaded": "provider_unavailable",
+}
+_VAGUE: Final[dict[str, ErrorKind]] = {
+    # Types that cover everything; they say less than a status, and something where there is none.
+    "api_error": "provider_unavailable",
+    "server_error": "provider_unavailable",
+    "invalid_request_error": "invalid_request",
 }
 _STATUS: Final[dict[int, ErrorKind]] = {
     401: "auth",
@@ -156,15 +160,16 @@ def _code(error: ErrorBody, key: ApiKey | None) -> str:
 
 def _kind(status: int | None, error: ErrorBody, *, replays: bool) -> ErrorKind:
     coded = next((_CODES[code] for code in error.codes if code in _CODES), None)
-    kind = coded or _by_status(error.status or status)
+    kind = coded or _by_status(error.status or status, error)
     if coded == "auth" and status == 403 and "moderation" in error.message.lower():
         return "invalid_request"
     return _by_prose(kind, error.message.lower(), replays=replays) if kind in _GENERIC else kind
 
 
-def _by_status(status: int | None) -> ErrorKind:
+def _by_status(status: int | None, error: ErrorBody) -> ErrorKind:
     if status is None or status < 300:
-        return "unknown"  # a success that is no stream, or an error without a status: worth another try
+        # A success that is no stream, or an error inside one: worth another try unless it says otherwise.
+        return next((_VAGUE[code] for code in error.codes if code in _VAGUE), "unknown")
     if status in _STATUS:
         return _STATUS[status]
     return "provider_unavailable" if status >= 500 else "invalid_request"

@@ -159,7 +159,10 @@ class HttpPool:
         return aiohttp.TCPConnector(limit=0, resolver=resolver)
 
     def _checked(self, url: str) -> URL:
-        target = URL(url)
+        try:
+            target = URL(url)
+        except ValueError as error:
+            raise aiohttp.InvalidURL(url, str(error)) from error
         if target.scheme not in ("http", "https") or target.host is None or target.user is not None:
             raise aiohttp.InvalidURL(target, "not an http(s) URL without credentials")
         if self._check is not None and _is_address(target.host):

@@ -1,9 +1,9 @@
-"""Request headers from the official SDKs: authentication, API version, user agent.
+"""Request headers, as far as the official SDKs know them better: API version and user agent, beside the credential.
 
-The SDKs follow their provider's rules for these, so they are asked instead of imitated; their clients are made with
-retries off and never send anything (see `http` for why). Importing them takes over a second, so it happens on first
-use and in a thread. They also read a dozen environment variables, some of them credentials: only headers that are
-known and expected leave here, so that nothing of the operator's environment reaches a tenant's endpoint.
+The SDKs follow their provider's rules, so they are asked instead of imitated; their clients are made with retries off
+and never send anything (see `http` for why). Importing them takes over a second, so it happens on first use and in a
+thread. They also read a dozen environment variables, some of which replace credentials: only headers that are known
+and expected leave here, so that nothing of the operator's environment reaches a tenant's endpoint.
 Source: DESIGN §5; invariant 7.
 """
 
@@ -24,6 +24,8 @@ _FIXED: Final = {"content-type": "application/json", "accept": "text/event-strea
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _RESERVED: Final = frozenset({"host", "content-length", "transfer-encoding", "connection", *_FIXED})
 _CACHED: Final = 512
+_NOWHERE: Final = "https://unused.invalid"
+"""The clients need an address, or take one from the environment; they never send."""
 
 
 class BadCredential(ValueError):
@@ -46,7 +48,7 @@ class SdkHeaders:
 
     async def get(self, target: ModelTarget) -> dict[str, str]:
         """Headers for a request to `target`; do not change them. Raises BadCredential."""
-        key = (target.base_url, target.auth_kind, target.auth_header, target.api_key)
+        key = (target.auth_kind, target.auth_header, target.api_key)
         found = self._cache.get(key)
         if found is not None:
             self._cache.move_to_end(key)
@@ -72,20 +74,21 @@ class SdkHeaders:
         client = self._client(target, secret)
         headers = {name.lower(): value for name, value in client.default_headers.items() if isinstance(value, str)}
         kept = {name: value for name, value in headers.items() if name in _KEPT}
-        return {**kept, **_FIXED, **self._auth(target, secret, headers)}
+        return {**kept, **_FIXED, **self._auth(target, secret)}
 
-    def _auth(self, target: ModelTarget, secret: str, headers: dict[str, str]) -> dict[str, str]:
+    def _auth(self, target: ModelTarget, secret: str) -> dict[str, str]:
+        """Not the SDK's own: a variable of the environment can put another credential in its place."""
         if target.auth_kind == "bearer_token":
-            return {"authorization": headers["authorization"]}
+            return {"authorization": f"Bearer {secret}"}
         name = (target.auth_header or ("x-api-key" if self._sdk == "anthropic" else "api-key")).lower()
         if not _TOKEN.fullmatch(name) or name in _RESERVED:
             raise BadCredential("the provider's API key header has a name that cannot be used")
-        return {name: headers.get(name, secret)}
+        return {name: secret}
 
     def _client(self, target: ModelTarget, secret: str) -> Any:
         if self._http is None:
             self._http = self._module.DefaultAioHttpClient(follow_redirects=False, trust_env=False)
-        shared = {"base_url": target.base_url, "max_retries": 0, "http_client": self._http}
+        shared = {"base_url": _NOWHERE, "max_retries": 0, "http_client": self._http}
         if self._sdk == "openai":
             return self._module.AsyncOpenAI(api_key=secret, **shared)
         if target.auth_kind == "bearer_token":

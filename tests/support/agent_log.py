@@ -24,8 +24,16 @@ from omnara.domain.events import (
 )
 from omnara.domain.stream import StreamDelta
 from omnara.ids import IdKind, encode, new_uuid
-from omnara.providers import Completed, Failed, ModelCall, ModelGateway, ModelTarget, RenderedHistory, ToolSpec
-from omnara.providers import RequestedCall
+from omnara.providers import (
+    Completed,
+    Failed,
+    ModelCall,
+    ModelGateway,
+    ModelTarget,
+    RenderedHistory,
+    RequestedCall,
+    ToolSpec,
+)
 
 TURN = UUID(int=1)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

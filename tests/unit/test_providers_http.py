@@ -1,0 +1,186 @@
+"""The wire itself: headers, addresses, connections, sizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from omnara.domain.content import TextBlock
+from omnara.providers import ApiKey, Completed, Failed, ModelGateway, ModelTarget
+from tests.support.agent_log import Driver
+from tests.support.canned_stream import Canned, canned, chunks
+
+ANTHROPIC, CHAT = "anthropic_messages", "openai_chat_completions"
+KEY = "sk-key-of-a-tenant"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def gateway() -> AsyncIterator[ModelGateway]:
+    gateway = ModelGateway()
+    yield gateway
+    await gateway.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def endpoint() -> AsyncIterator[Canned]:
+    async with canned() as endpoint:
+        yield endpoint
+
+
+def target(endpoint: Canned, api_format: str = CHAT, **more: Any) -> ModelTarget:
+    fields: dict[str, Any] = {"base_url": endpoint.url + "/base/", "api_key": ApiKey(KEY), **more}
+    return ModelTarget(revision_id="mrev_x", provider="canned", slug="m", api_format=api_format, **fields)
+
+
+async def attempt(gateway: ModelGateway, target: ModelTarget, text: str = "go") -> Completed | Failed:
+    driver = Driver(gateway, target)
+    driver.log.user(text)
+    return await driver.attempt()
+
+
+@pytest.mark.parametrize(
+    ("api_format", "auth", "header", "expected"),
+    [
+        (CHAT, "bearer_token", None, {"authorization": f"Bearer {KEY}"}),
+        (CHAT, "api_key_header", "api-key", {"api-key": KEY}),
+        (ANTHROPIC, "bearer_token", None, {"authorization": f"Bearer {KEY}"}),
+        (ANTHROPIC, "api_key_header", None, {"x-api-key": KEY}),
+        (ANTHROPIC, "api_key_header", "X-Own-Key", {"x-own-key": KEY}),
+    ],
+)
+async def test_the_credential_goes_where_it_belongs_and_the_environment_stays_here(
+    endpoint: Canned, monkeypatch: pytest.MonkeyPatch, api_format: str, auth: Any, header: Any, expected: dict[str, str]
+) -> None:
+    """Source: invariant 7. The SDKs read all of these; a tenant's endpoint must see none of them."""
+    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "operator-secret")
+    for name in ("ANTHROPIC_CUSTOM_HEADERS", "OPENAI_CUSTOM_HEADERS"):
+        monkeypatch.setenv(name, "x-operator: operator-secret\nauthorization: Bearer operator-secret")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:1")
+    gateway = ModelGateway()
+    await attempt(gateway, target(endpoint, api_format, auth_kind=auth, auth_header=header))
+    await gateway.close()
+    ((headers, _),) = endpoint.requests
+    assert "operator-secret" not in json.dumps(headers)
+    assert expected.items() <= headers.items()
+    assert not {"authorization", "x-api-key", "api-key", "cookie"} & headers.keys() - expected.keys()
+    assert not [name for name in headers if name.startswith("x-stainless")]
+    assert headers["content-type"] == "application/json"
+    assert (headers.get("anthropic-version") is not None) == (api_format == ANTHROPIC)
+
+
+@pytest.mark.parametrize("name", ["host", "content-length", "bad name", "x\r\ny"])
+async def test_a_key_header_that_would_break_the_request_is_refused(
+    gateway: ModelGateway, endpoint: Canned, name: str
+) -> None:
+    outcome = await attempt(gateway, target(endpoint, auth_kind="api_key_header", auth_header=name))
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "auth"
+    assert endpoint.requests == []
+
+
+async def test_addresses_are_checked_whether_written_or_resolved(endpoint: Canned) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def check(host: str, address: str) -> str | None:
+        seen.append((host, address))
+        return "loopback is not allowed" if host != "allowed.localhost" else None
+
+    gateway = ModelGateway(check_address=check)
+    port = endpoint.url.rpartition(":")[2]
+    for host in ("127.0.0.1", "localhost"):
+        outcome = await attempt(gateway, target(endpoint, base_url=f"http://{host}:{port}"))
+        assert isinstance(outcome, Failed)
+        assert (outcome.kind, outcome.provider_code) == ("invalid_request", "address_blocked")
+        assert "loopback is not allowed" in outcome.message
+    await gateway.close()
+    assert endpoint.requests == []
+    assert ("127.0.0.1", "127.0.0.1") in seen
+    assert {address for host, address in seen if host == "localhost"} & {"127.0.0.1", "::1"}
+
+
+async def test_a_connector_can_be_given(endpoint: Canned) -> None:
+    made: list[aiohttp.BaseConnector] = []
+
+    def factory() -> aiohttp.BaseConnector:
+        made.append(aiohttp.TCPConnector())
+        return made[-1]
+
+    gateway = ModelGateway(connector_factory=factory)
+    endpoint.say(*chunks({"content": "hi"}))
+    assert isinstance(await attempt(gateway, target(endpoint)), Completed)
+    await gateway.close()
+    assert len(made) == 1
+    assert made[0].closed
+
+
+async def test_connections_are_used_again_and_redirects_are_not_followed(
+    gateway: ModelGateway, endpoint: Canned
+) -> None:
+    endpoint.say(*chunks({"content": "hi"}))
+    for _ in range(3):
+        assert isinstance(await attempt(gateway, target(endpoint)), Completed)
+    assert len(endpoint.connections) == 1
+    assert [headers["accept-encoding"] for headers, _ in endpoint.requests] == ["identity"] * 3
+
+
+async def test_large_requests_lines_and_answers(gateway: ModelGateway, endpoint: Canned) -> None:
+    """Source: field-reports B47: 1.5 MB in one line works, 40 MB fails by name."""
+    endpoint.say(*chunks({"content": "x" * 1_500_000}))
+    outcome = await attempt(gateway, target(endpoint), "y" * 3_000_000)
+    assert isinstance(outcome, Completed)
+    assert outcome.blocks == (TextBlock("x" * 1_500_000),)
+    assert len(endpoint.requests[0][1]) > 3_000_000
+    endpoint.pieces = [b"data: ", b"x" * 40_000_000, b"\n\n"]
+    refused = await attempt(gateway, target(endpoint))
+    assert isinstance(refused, Failed)
+    assert (refused.kind, refused.ambiguous) == ("transient", True)
+    assert "an event is larger than" in refused.message
+    endpoint.pieces = [b": " + b"x" * 1_000_000 + b"\n"] * 70
+    refused = await attempt(gateway, target(endpoint))
+    assert isinstance(refused, Failed)
+    assert "the response is larger than" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'{"error":{"type":"overloaded_error","message":"busy"}}', "provider_unavailable"),
+        (b'{"choices":[]}', "unknown"),
+        (b"<html>" + b"x" * 200_000, "unknown"),
+    ],
+)
+async def test_a_success_that_is_no_stream(gateway: ModelGateway, endpoint: Canned, body: bytes, kind: str) -> None:
+    endpoint.headers = {"content-type": "application/json"}
+    endpoint.pieces = [body]
+    outcome = await attempt(gateway, target(endpoint))
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, outcome.status) == (kind, 200)
+    assert len(outcome.message) <= 2000
+
+
+@pytest.mark.parametrize("event", [b"{", b"[1]", b'{"choices":7}', b"[" * 5000, b'{"choices":[{"delta":"x"}]}'])
+async def test_an_event_that_is_none_is_tried_again(gateway: ModelGateway, endpoint: Canned, event: bytes) -> None:
+    endpoint.say(event, "[DONE]")
+    outcome = await attempt(gateway, target(endpoint))
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, outcome.ambiguous) == ("transient", True)
+
+
+async def test_a_format_without_adapter_is_a_failure_like_any_other(gateway: ModelGateway, endpoint: Canned) -> None:
+    outcome = await attempt(gateway, target(endpoint, "smoke_signals"))
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "invalid_request"
+
+
+def test_a_key_does_not_show_itself() -> None:
+    key = ApiKey(KEY)
+    assert KEY not in f"{key!r} {key}"
+    assert KEY not in repr(ModelTarget(revision_id="r", provider="p", api_format=CHAT, slug="s", api_key=key))
+    assert key == ApiKey(KEY)
+    assert len({key, ApiKey(KEY), ApiKey("other")}) == 2
