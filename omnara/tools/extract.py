@@ -28,8 +28,10 @@ TextFormat = Literal["markdown", "text"]
 
 
 class ExtractLimits(msgspec.Struct, frozen=True):
-    """Bounds of one extraction: wall seconds, characters handed to the plain conversion and to the extractor."""
+    """Bounds of one extraction: seconds to wait for a free slot and for the child, characters handed to the plain
+    conversion and to the extractor."""
 
+    slot_s: float = 20.0
     wall_s: float = 15.0
     plain_chars: int = 1_000_000
     html_chars: int = 2_000_000
@@ -44,7 +46,8 @@ class Extracted(msgspec.Struct, frozen=True):
 
 
 class Extractor:
-    """Runs extractions for the whole process, at most `concurrency` at a time; the others wait in order.
+    """Runs extractions for the whole process, at most `concurrency` at a time; the others wait in order, but not
+    for long: when everybody fetches at once, plain text now is worth more than good text later.
 
     Holds no process between calls. A waiting or running call is given up by cancelling it; its child is killed.
     """
@@ -59,12 +62,22 @@ class Extractor:
         Never raises for what a page contains. On cancellation the child is killed and reaped before this returns.
         """
         title = page_title(html)
-        async with self._slots:
-            text = await self._in_child(html[: self._limits.html_chars], text_format, url)
-            if text:
-                return Extracted(text, title, plain=False)
-            text = await asyncio.to_thread(plain_text, html[: self._limits.plain_chars])
+        text = await self._in_slot(html[: self._limits.html_chars], text_format, url)
+        if text:
+            return Extracted(text, title, plain=False)
+        text = await asyncio.to_thread(plain_text, html[: self._limits.plain_chars])
         return Extracted(text, title, plain=True)
+
+    async def _in_slot(self, html: str, text_format: TextFormat, url: str) -> str:
+        try:
+            async with asyncio.timeout(self._limits.slot_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            return ""
+        try:
+            return await self._in_child(html, text_format, url)
+        finally:
+            self._slots.release()
 
     async def _in_child(self, html: str, text_format: TextFormat, url: str) -> str:
         request = msgspec.json.encode({"html": html, "format": text_format, "url": url})

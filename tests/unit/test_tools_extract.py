@@ -115,6 +115,25 @@ async def test_at_most_two_run_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert most == 2
 
 
+async def test_who_finds_no_free_slot_in_time_gets_the_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "started"
+    os.mkfifo(fifo)
+    child = tmp_path / "child.py"
+    child.write_text(f"import signal\nopen({str(fifo)!r}, 'w').write('x')\nsignal.pause()\n")
+    monkeypatch.setattr(extract, "_CHILD", str(child))
+    extractor = Extractor(concurrency=1, limits=ExtractLimits(slot_s=0.05))
+    first = asyncio.create_task(extractor.extract("<p>first", "text", "https://x.example/"))
+    await asyncio.to_thread(fifo.read_text)
+    assert await extractor.extract("<p>second", "text", "https://x.example/") == Extracted("second", None, plain=True)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    child.write_text("print('third')")
+    assert (await extractor.extract("<p>x", "text", "https://x.example/")).text == "third"
+
+
 def test_plain_text_has_a_line_per_block_and_hides_what_is_not_shown() -> None:
     page = (
         "<!doctype html><html><head><title>T</title><style>b{}</style></head><body><!-- no --><h1>A&nbsp;&amp; B</h1>"
