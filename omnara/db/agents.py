@@ -110,7 +110,7 @@ async def insert_agent(
 
 
 async def lock_hot_row(connection: Connection, agent_id: UUID) -> HotRow | None:
-    """Lock an agent's hot row until the transaction ends; None for an unknown agent. Waits for at most `lock_timeout`."""
+    """Lock an agent's hot row until the transaction ends (waits up to `lock_timeout`); None for an unknown agent."""
     row = await connection.fetchrow(_SQL["lock_hot_row"], agent_id)
     return None if row is None else HotRow(*row)
 

@@ -89,6 +89,10 @@ class ModelCatalog:
                 if fresh is not None:
                     return fresh
                 resolved = await self._load(configured_model_id, project_id)
+                before = self._models.get(key)
+                if before is not None and before[1] == resolved:
+                    # The same object again: who derived something from it may compare identities.
+                    resolved = before[1]
                 self._models[key] = (self._clock() + TTL_S, resolved)
                 self._models.move_to_end(key)
                 while len(self._models) > MAX_MODELS:
