@@ -122,8 +122,9 @@ def list_agents(status: str | None, as_json: bool) -> None:
                 found = await client.status(agent.id)
             return {"id": agent.id, "status": found.status, "name": agent.name, "created_at": agent.created_at}
 
+        agents = await client.agents()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(row(agent)) for agent in await client.agents()]
+            tasks = [group.create_task(row(agent)) for agent in agents]
         return [task.result() for task in tasks]
 
     rows = [row for row in _with_client(work) if status is None or row["status"] == status]

@@ -29,6 +29,9 @@ class Failure(msgspec.Struct, frozen=True):
 
 def explain(error: BaseException) -> Failure | None:
     """Return what to say about `error`; None for a bug, whose traceback is the most useful answer."""
+    if isinstance(error, BaseExceptionGroup):
+        # Tasks that run together fail together; the first one that can be explained is the one to mend.
+        return next((found for part in error.exceptions if (found := explain(part)) is not None), None)
     if isinstance(error, ConfigurationError):
         return Failure(error.detail or str(error), USAGE)
     if isinstance(error, Unavailable):
@@ -47,6 +50,8 @@ def _refusal(error: ApiError) -> Failure:
         return Failure(
             "the server does not accept this key; set OMNARA_API_KEY (see `omnara keys create --help`)", FAILED
         )
+    if error.status == 404:
+        return Failure("not found, or not visible to this key", FAILED)
     if error.status == 503:
         return Failure(f"the server is not available right now: {error.text}", AWAY)
     return Failure(error.text, FAILED)
