@@ -125,13 +125,11 @@ class TransactionPooler:
         while True:
             transport.write(message)
             while message[:1] not in (b"S", b"Q"):
+                if message[:1] == b"H":
+                    await self._answer_until(b"TnE", writer, backend)
                 message = await self._read(reader)
                 transport.write(message)
-            while True:
-                answer = await backend.messages.get()
-                writer.write(answer)
-                if answer[:1] == b"Z":
-                    break
+            answer = await self._answer_until(b"Z", writer, backend)
             if answer[5:6] == b"I":
                 return
             message = await self._read(reader)
@@ -140,6 +138,13 @@ class TransactionPooler:
                 while (await backend.messages.get())[:1] != b"Z":
                     pass
                 return
+
+    async def _answer_until(self, kinds: bytes, writer: asyncio.StreamWriter, backend: _Backend) -> bytes:
+        while True:
+            answer = await backend.messages.get()
+            writer.write(answer)
+            if answer[:1] in kinds:
+                return answer
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
         head = await reader.readexactly(5)

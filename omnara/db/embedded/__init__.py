@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import asyncpg
+import structlog
 
 from omnara.db.embedded.binaries import drop_account, find_binaries
 from omnara.db.embedded.datadir import DATABASE, DataDir
@@ -20,6 +21,8 @@ from omnara.db.embedded.postmaster import Endpoint, PidFile, Postmaster
 from omnara.errors import ConfigurationError
 
 __all__ = ["EmbeddedPostgres"]
+
+_log = structlog.get_logger(__name__)
 
 
 class EmbeddedPostgres:
@@ -76,6 +79,8 @@ class EmbeddedPostgres:
         account = drop_account()
         data = await asyncio.to_thread(DataDir.prepare, self._root, account)
         data.lock.take()
+        if data.home != data.root:
+            _log.warning("the database files are outside the data directory", data_dir=str(data.root), files=str(data.home))
         self._data = data
         try:
             await self._bring_up(data)

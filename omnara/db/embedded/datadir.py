@@ -84,7 +84,7 @@ class DataDir:
             return cls(root, root, None)
         if can_reach(root, account):
             root.chmod(root.stat().st_mode | 0o011)
-        if can_reach(root / "pgdata", account):
+        if can_reach(root / "omnara.lock", account):
             return cls(root, root, account)
         digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
         home = _SHARED_HOME / digest
@@ -147,6 +147,8 @@ class DataDir:
         for leftover in self.home.glob("pgdata.new-*"):
             shutil.rmtree(leftover)
         link = self.root / "pgdata"
+        if self.home != self.root and link.is_dir() and not link.is_symlink():
+            raise ConfigurationError(f"{link} is there, but the user Postgres runs as may not enter {self.root}")
         if link.is_symlink() and not link.exists():
             raise ConfigurationError(f"the database files of {self.root} are gone: {os.readlink(link)} is missing")
         target = Path(tempfile.mkdtemp(dir=self.home, prefix="pgdata.new-"))

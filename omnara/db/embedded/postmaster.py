@@ -58,14 +58,16 @@ class PidFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, pgdata: Path) -> PidFile | None:
-        """Return the file's claims, or None when there is none or it makes no sense."""
+        """Return the file's claims; None when there is no file, and process 0, which nobody is, when it is damaged."""
         try:
             lines = (pgdata / "postmaster.pid").read_text(encoding="utf-8", errors="replace").splitlines()
-            pid = int(lines[0])
-        except (OSError, ValueError, IndexError):
+            pid = abs(int(lines[0]))
+        except (ValueError, IndexError):
+            return cls(0, None)
+        except OSError:
             return None
-        if pid <= 0 or len(lines) < 6 or not lines[3].strip().isdigit():
-            return cls(abs(pid), None)
+        if len(lines) < 6 or not lines[3].strip().isdigit():
+            return cls(pid, None)
         port, socket_dir, address = int(lines[3]), lines[4].strip(), lines[5].strip()
         host = address or socket_dir.partition(",")[0].strip()
         return cls(pid, Endpoint(host, port) if host else None)
@@ -82,6 +84,7 @@ class Postmaster:
         self._extra = extra
         self._child: subprocess.Popen[bytes] | None = None
         self._pid: int | None = None
+        self._log_start = 0
 
     @property
     def pid(self) -> int | None:
@@ -91,9 +94,8 @@ class Postmaster:
     async def adopt(self, deadline: float) -> Endpoint | None:
         """Return the endpoint of a server that already runs on this directory, or None when there is none.
 
-        Waits while such a server is still starting or stopping. A pid file that names a dead or foreign process is
-        no obstacle; it is removed only once no process works in the directory. Raises `ConfigurationError` when
-        processes of a killed server stay there.
+        Waits while such a server is still starting or stopping. A pid file that names a dead or foreign process
+        means that there is none. Raises `ConfigurationError` when it neither answers nor ends before `deadline`.
         """
         loop = asyncio.get_running_loop()
         while (claim := PidFile.read(self._data.pgdata)) is not None:
@@ -101,7 +103,6 @@ class Postmaster:
                 self._pid = claim.pid
                 return claim.endpoint
             if not works_in(claim.pid, self._data.pgdata):
-                await self._clear_away(claim)
                 return None
             if loop.time() > deadline:
                 raise ConfigurationError(f"process {claim.pid} runs on {self._data.root} but does not answer")
@@ -111,9 +112,10 @@ class Postmaster:
     async def launch(self, deadline: float) -> Endpoint:
         """Start the server in a session of its own and wait until it answers; recovery may take as long as it needs.
 
-        Its own session keeps it out of a `kill -9` of our process group. Raises `ConfigurationError` with the last
-        line of its log when it exits, or when `deadline` (loop time) passes.
+        Call it after `adopt` found nobody. Its own session keeps it out of a `kill -9` of our process group. Raises
+        `ConfigurationError` with a line of its log when it exits, or when `deadline` (loop time) passes.
         """
+        await self._clear_away()
         endpoint = self._choose_endpoint()
         command = [self._binaries.program("postgres"), "-D", str(self._data.pgdata)]
         for name, value in self._settings(endpoint).items():
@@ -184,6 +186,7 @@ class Postmaster:
         if log_file.exists() and log_file.stat().st_size > _LOG_LIMIT_BYTES:
             log_file.replace(log_file.with_suffix(".log.old"))
         with log_file.open("ab") as log:
+            self._log_start = log.tell()
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -224,20 +227,25 @@ class Postmaster:
         finally:
             conn.terminate()
 
-    async def _clear_away(self, claim: PidFile) -> None:
-        """Remove a stale pid file once no process of the dead server is left in the directory.
+    async def _clear_away(self) -> None:
+        """Remove lock files of a dead server, but only once none of its processes is left in the directory.
 
-        Removing it earlier could let two servers write the same files, which is how data is lost.
+        Postgres takes any living process with the recorded number for their owner. Removing them earlier could let
+        two servers write the same files, which is how data is lost.
         """
+        sockets = (path for path in self._data.socket_dir().glob(".s.PGSQL.*")) if not self._tcp else ()
+        stale = [path for path in (self._data.pgdata / "postmaster.pid", *sockets) if path.exists()]
+        if not stale:
+            return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _ORPHAN_LIMIT_S
         while orphans := await asyncio.to_thread(lambda: list(processes_in(self._data.pgdata))):
             if loop.time() > deadline:
                 raise ConfigurationError(f"processes {orphans} of a killed Postgres still run on {self._data.root}")
             await asyncio.sleep(_POLL_S)
-        if PidFile.read(self._data.pgdata) == claim:
-            (self._data.pgdata / "postmaster.pid").unlink(missing_ok=True)
-            _log.info("removed the pid file of a server that is gone", pid=claim.pid)
+        for path in stale:
+            path.unlink(missing_ok=True)
+        _log.info("removed the lock files of a server that is gone", files=[path.name for path in stale])
 
     def _alive(self, pid: int) -> bool:
         if self._child is not None and self._child.pid == pid:
@@ -254,13 +262,15 @@ class Postmaster:
         return True
 
     def _last_log_line(self) -> str:
+        """The line that says most about this start: its last fatal one, else its last one."""
         try:
             with self._data.log_file.open("rb") as file:
-                file.seek(max(0, self._data.log_file.stat().st_size - 4096))
-                lines = file.read().decode("utf-8", "replace").strip().splitlines()
+                file.seek(self._log_start)
+                lines = file.read(65536).decode("utf-8", "replace").strip().splitlines()
         except OSError:
             return "its log cannot be read"
-        return lines[-1] if lines else "its log is empty"
+        fatal = [line for line in lines if "FATAL" in line or "PANIC" in line]
+        return (fatal or lines or ["its log is empty"])[-1]
 
 
 def works_in(pid: int, pgdata: Path) -> bool:
