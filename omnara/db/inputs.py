@@ -85,11 +85,12 @@ async def receive(connection: Connection, agent_id: UUID, message: NewMessage) -
 
 
 async def insert_received(connection: Connection, agent_id: UUID, message: NewMessage, rank: int) -> InputRow:
-    """Insert the first message of an agent that is being made in this transaction."""
+    """Insert a message of a locked agent at `rank`, which the caller takes from the hot row."""
     row = await connection.fetchrow(
         _SQL["insert_received"],
         agent_id,
         message.id,
+        message.delivery_mode,
         rank,
         message.content,
         message.metadata,

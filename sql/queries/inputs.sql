@@ -35,9 +35,9 @@ returning id, agent_id, kind, delivery_mode, state, content, metadata, actor_id,
   event_sequence, queued_at;
 
 -- name: insert_received
--- A message of an agent that nobody else can see yet (launch), at a given rank.
+-- A message at a given rank. The hot row is locked, or nobody else can see the agent yet (launch).
 insert into inputs (agent_id, id, kind, delivery_mode, state, rank, content, metadata, actor_id, idempotency_key)
-values ($1, $2, 'content', 'queued', 'received', $3, $4::json, $5::json, $6, $7)
+values ($1, $2, 'content', $3, 'received', $4, $5::json, $6::json, $7, $8)
 returning id, agent_id, kind, delivery_mode, state, content, metadata, actor_id, control_type, interaction_id, config_id,
   event_sequence, queued_at;
 

@@ -251,7 +251,7 @@ class Engine:
             rows = await snapshot.read_events(connection, path.agent_id, 1)
         void = (await self.hot(path))["void"] or []
         return fold(
-            snapshot.decode_event(row) for row in rows if not any(row["sequence"] in r for r in void)
+            snapshot.decode_event(row) for row in rows if not any(r.lower <= row["sequence"] < r.upper for r in void)
         )
 
     async def assert_coherent(self, path: AgentPath) -> Any:
