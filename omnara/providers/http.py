@@ -58,6 +58,10 @@ class Receiver(Protocol):
 
     done: bool
 
+    def begin(self, headers: Mapping[str, str]) -> None:
+        """The answer begins, with these headers."""
+        ...
+
     def feed(self, chunk: bytes) -> bool:
         """Take bytes; True if they brought something new, as opposed to keep-alives."""
         ...
@@ -112,8 +116,8 @@ class HttpPool:
 
     async def stream(
         self, url: str, headers: Mapping[str, str], body: bytes, limits: Limits, receiver: Receiver
-    ) -> Mapping[str, str]:
-        """POST `body` and feed the answer to `receiver` until it is done or the body ends; returns the headers.
+    ) -> None:
+        """POST `body` and feed the answer to `receiver` until it is done or the body ends.
 
         Cancellation closes the connection at once.
 
@@ -132,13 +136,14 @@ class HttpPool:
         async with clock, request as response:
             clock.progress("idle", limits.idle)
             await _refuse_unless_stream(response)
+            receiver.begin(response.headers)
             async for chunk in response.content.iter_any():
                 if receiver.feed(chunk):
                     clock.progress("idle", limits.idle)
                 if receiver.done:
                     await _drain(response.content)
                     break
-            return response.headers
+            return
         raise Expired(clock.phase, clock.seconds)
 
     async def close(self) -> None:

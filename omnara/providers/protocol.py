@@ -64,7 +64,8 @@ class ApiKey:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Time limits of one attempt, in seconds. `idle` counts from the last event that carried something new.
+    """Time limits of one attempt, in seconds. `first_byte` ends with the headers of the answer; from then on `idle`
+    counts since the last event that carried something new: keep-alives do not.
 
     Source: DESIGN §5; field-reports B44.
     """

@@ -43,8 +43,8 @@ class SdkHeaders:
 
     async def warm(self) -> None:
         """Import the SDK, in a thread. Cancelling it leaves the import running to its end."""
-        if self._module is None:
-            self._module = await asyncio.to_thread(importlib.import_module, self._sdk)
+        if self._http is None:
+            await asyncio.to_thread(self._load)
 
     async def get(self, target: ModelTarget) -> dict[str, str]:
         """Headers for a request to `target`; do not change them. Raises BadCredential."""
@@ -67,6 +67,11 @@ class SdkHeaders:
             await self._http.aclose()
             self._http = None
 
+    def _load(self) -> None:
+        self._module = importlib.import_module(self._sdk)
+        if self._http is None:  # it reads certificates from disk, which has no place on the event loop either
+            self._http = self._module.DefaultAioHttpClient(follow_redirects=False, trust_env=False)
+
     def _make(self, target: ModelTarget) -> dict[str, str]:
         secret = target.api_key.reveal() if target.api_key is not None else ""
         if not secret or not secret.isascii() or any(ord(char) < 33 for char in secret):
@@ -86,8 +91,6 @@ class SdkHeaders:
         return {name: secret}
 
     def _client(self, target: ModelTarget, secret: str) -> Any:
-        if self._http is None:
-            self._http = self._module.DefaultAioHttpClient(follow_redirects=False, trust_env=False)
         shared = {"base_url": _NOWHERE, "max_retries": 0, "http_client": self._http}
         if self._sdk == "openai":
             return self._module.AsyncOpenAI(api_key=secret, **shared)

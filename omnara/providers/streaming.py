@@ -76,6 +76,10 @@ class _Receiver:
         self._event = assembler.event
         self._assembler = assembler
         self.done = False
+        self.request_id = ""
+
+    def begin(self, headers: Mapping[str, str]) -> None:
+        self.request_id = request_id(headers)
 
     def feed(self, chunk: bytes) -> bool:
         fresh = False
@@ -117,26 +121,26 @@ class HttpAdapter:
 
     async def _attempt(self, call: ModelCall, body: bytes, assembler: Assembler) -> Outcome:
         target, replays = call.target, call.history.replays > 0
+        receiver = _Receiver(assembler)
         try:
             headers = await self._headers.get(target)
-            answer = await self._pool.stream(self._wire.url(target), headers, body, target.limits, _Receiver(assembler))
+            await self._pool.stream(self._wire.url(target), headers, body, target.limits, receiver)
         except Refusal as refusal:
             return from_response(
                 refusal.status, refusal.headers, refusal.body, key=target.api_key, replays=replays, now=time.time()
             )
         except StreamedError as error:
-            return from_stream(error.value, key=target.api_key, replays=replays, request_id="")
+            return from_stream(error.value, key=target.api_key, replays=replays, request_id=receiver.request_id)
         except (BadEvent, StreamTooLarge, Expired) as error:
-            return _transient(str(error), target, ambiguous=True)
+            return _transient(str(error), target, ambiguous=True, request_id=receiver.request_id)
         except (AddressRefused, BadCredential, aiohttp.InvalidURL) as error:
             return _refused(error, target)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return _connection_failed(error, target)
         if not assembler.complete:
-            return _transient(
-                "the provider's stream ended before its answer did", target, ambiguous=True, headers=answer
-            )
-        return assembler.finish(request_id(answer))
+            text = "the provider's stream ended before its answer did"
+            return _transient(text, target, ambiguous=True, request_id=receiver.request_id)
+        return assembler.finish(receiver.request_id)
 
 
 def _announce(outcome: Outcome, sink: Sink) -> None:
@@ -146,12 +150,12 @@ def _announce(outcome: Outcome, sink: Sink) -> None:
         sink(ErrorDelta(StreamFault(outcome.message)))
 
 
-def _transient(text: str, target: ModelTarget, *, ambiguous: bool, headers: Mapping[str, str] | None = None) -> Failed:
+def _transient(text: str, target: ModelTarget, *, ambiguous: bool, request_id: str = "") -> Failed:
     return Failed(
         kind="transient",
         message=safe_message(text, target.api_key),
         ambiguous=ambiguous,
-        request_id=request_id(headers) if headers is not None else "",
+        request_id=request_id,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +41,6 @@ def reference(stream: bytes) -> list[bytes]:
 def test_cuts_do_not_matter(bom: bool, stream: bytes, cuts: list[int]) -> None:
     stream = (b"\xef\xbb\xbf" if bom else b"") + stream
     edges = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
-    pieces = [stream[low:high] for low, high in zip(edges, edges[1:], strict=False)]
+    pieces = [stream[low:high] for low, high in pairwise(edges)]
     parser = SseParser()
     assert [event for piece in pieces for event in parser.feed(piece)] == reference(stream)

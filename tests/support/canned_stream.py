@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -42,7 +42,7 @@ def _data(event: object) -> bytes:
     return event.encode() if isinstance(event, str) else msgspec.json.encode(event)
 
 
-def chunks(*deltas: dict[str, object], finish: str | None = "stop", usage: object = None) -> Iterable[object]:
+def chunks(*deltas: Mapping[str, object], finish: str | None = "stop", usage: object = None) -> Iterable[object]:
     """Chat Completions chunks with these deltas, then the reason to stop, usage if any, and the end marker."""
     for delta in deltas:
         yield {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -120,7 +121,7 @@ async def test_a_long_conversation_with_tools_is_never_refused_and_grows_by_pref
         assert (await driver.run("and?")).blocks == (TextBlock("Three."),)
         assert [entry.status for entry in server.log.entries] == [200] * 6
         sent = bodies(server)
-    for before, after in zip(sent, sent[1:], strict=False):
+    for before, after in pairwise(sent):
         mark = before.rindex(b',"cache_control"') if api_format == ANTHROPIC else before.rindex(b'"}')
         assert len(after) > len(before)
         assert after.startswith(before[:mark])
