@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
@@ -15,14 +16,15 @@ from omnara.access.tokens import TokenKind
 from omnara.api.streams import StreamHub
 from omnara.app.listeners import Listener
 from omnara.app.parts import Parts, build
-from omnara.clock import Deadline
-from omnara.db.connection import ConnectSettings
+from omnara.clock import Deadline, poll_until
+from omnara.db.connection import Connection, ConnectSettings
 from omnara.db.pool import ApiPool
 from omnara.engine.bootstrap import environment_providers, first_start
-from omnara.ids import IdKind, encode
+from omnara.ids import IdKind, decode, encode, new_uuid
 from omnara.metrics import Metrics
 from omnara.settings import Address, Settings
-from omnara.testing import ModelServer
+from omnara.testing import ModelServer, Strictness
+from omnara.testing.script import Script
 from omnara.vault import generate_ring
 from tests.contract.checker import Checker
 
@@ -80,7 +82,7 @@ class ApiServer:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         if body is not None:
             headers["Content-Type"] = "application/json"
-            body = body if isinstance(body, bytes) else msgspec.json.encode(body)
+            body = io.BytesIO(body if isinstance(body, bytes) else msgspec.json.encode(body))
         headers |= options.pop("headers", {})
         async with self.session.request(method, self.url + path, data=body, headers=headers, **options) as response:
             return Answered(response.status, response.headers, await response.text())
@@ -93,9 +95,7 @@ class ApiServer:
 
     async def config(self, source: str = CONFIG) -> str:
         """Make a config; return its id."""
-        answer = await self.call(
-            "POST", f"{self.scope}/agent-configs", {"source": source, "source_format": "yaml"}
-        )
+        answer = await self.call("POST", f"{self.scope}/agent-configs", {"source": source, "source_format": "yaml"})
         assert answer.status in {200, 201}, answer.text
         return str(answer.json["id"])
 
@@ -108,14 +108,64 @@ class ApiServer:
 
     async def say(self, agent: str, text: str, **more: Any) -> Answered:
         """Send a message."""
-        return await self.call(
-            "POST", f"{agent}/inputs", {"content_blocks": [{"type": "text", "text": text}], **more}
-        )
+        return await self.call("POST", f"{agent}/inputs", {"content_blocks": [{"type": "text", "text": text}], **more})
+
+    async def user(self, role: str | None = "viewer") -> str:
+        """Make another member of the organization, with a role in the project or none; return its key."""
+        token = tokens.generate(TokenKind.PERSONAL)
+        user_id = new_uuid()
+        org_id, project_id = decode(IdKind.ORG, self.org), decode(IdKind.PROJECT, self.project)
+        async with self.deps.db.transaction() as connection:
+            await connection.execute("insert into users (id, display_name) values ($1, 'Other')", user_id)
+            await connection.execute("insert into org_members values ($1, $2, 'member')", org_id, user_id)
+            if role is not None:
+                await connection.execute("insert into project_members values ($1, $2, $3)", project_id, user_id, role)
+            await insert_token(connection, user_id, token.text)
+        return token.text
+
+    async def org_key(self, role: str = "operator") -> str:
+        """Make an organization key with a role in the project; return it."""
+        token = tokens.generate(TokenKind.ORG)
+        key_id = new_uuid()
+        async with self.deps.db.transaction() as connection:
+            await connection.execute(
+                "insert into org_api_keys (id, org_id, name, org_role, token_id, token_hash)"
+                " values ($1, $2, $3, 'member', $4, $5)",
+                key_id,
+                decode(IdKind.ORG, self.org),
+                str(key_id),
+                tokens.new_token_id(),
+                token.hash,
+            )
+            await connection.execute(
+                "insert into org_api_key_projects values ($1, $2, $3)",
+                key_id,
+                decode(IdKind.PROJECT, self.project),
+                role,
+            )
+        return token.text
+
+    async def settled(self, agent: str, status: str = "idle") -> Any:
+        """Wait until an agent has this status; return what the flat route says of it."""
+        found: Any = None
+
+        async def check() -> bool:
+            nonlocal found
+            found = await self.get(f"/agents/{agent.rsplit('/', 1)[1]}")
+            return bool(found["status"] == status)
+
+        assert await poll_until(check, within_s=15, every_s=0.02), found
+        return found
 
     async def rows(self, query: str, *values: Any) -> list[Any]:
         """Run SQL of a test."""
         async with self.deps.db.acquire() as connection:
             return list(await connection.fetch(query, *values))
+
+
+def model_server(script: Script) -> ModelServer:
+    """A scripted model under any name."""
+    return ModelServer(script, strict=Strictness(models=None))
 
 
 @contextlib.asynccontextmanager
@@ -161,18 +211,19 @@ async def _set_up(connect: ConnectSettings, settings: Settings, key: str) -> tup
         first = await first_start(pool, RING, key)
         await environment_providers(pool, RING, settings)
         if not first.created:
-            await _another_token(pool, first.org.user_id, key)
+            async with pool.transaction() as connection:
+                await insert_token(connection, first.org.user_id, key)
     finally:
         await pool.close()
     return encode(IdKind.ORG, first.org.org_id), encode(IdKind.PROJECT, first.org.project_id)
 
 
-async def _another_token(pool: ApiPool, user_id: UUID, key: str) -> None:
-    async with pool.transaction() as connection:
-        await connection.execute(
-            "insert into personal_access_tokens (id, user_id, name, token_id, token_hash)"
-            " values (gen_random_uuid(), $1, 'test', $2, $3)",
-            user_id,
-            tokens.new_token_id(),
-            tokens.hash_token(key),
-        )
+async def insert_token(connection: Connection, user_id: UUID, key: str) -> None:
+    """Make a personal key of a user."""
+    await connection.execute(
+        "insert into personal_access_tokens (id, user_id, name, token_id, token_hash) values ($1, $2, 'test', $3, $4)",
+        new_uuid(),
+        user_id,
+        tokens.new_token_id(),
+        tokens.hash_token(key),
+    )
