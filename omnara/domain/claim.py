@@ -43,9 +43,12 @@ class Claim(msgspec.Struct):
     steps_done: int = 0
 
     def follow(self, done: Advanced) -> None:
-        """Take over what the hot row says after a save of this claim."""
+        """Take over what the hot row says after a save of this claim.
+
+        Not `inputs_gen`: it stands for what was read under this claim. A save that kept the claim without beginning a
+        step may have met a newer one, and taking that over would hide whatever moved it. Source: coordination §7.
+        """
         self.next_sequence = done.next_sequence
-        self.inputs_gen = done.inputs_gen
         self.turn_id = done.turn_id
         self.turn_sequence = done.turn_sequence
         self.step_number = done.step_number

@@ -60,20 +60,25 @@ class CachedContext:
             self.last_id = event.id
 
     async def catch_up(self, connection: Connection, agent_id: UUID, head: int) -> bool:
-        """Read the log from the last known event on, up to `head`. False when the entry turned out to be stale.
+        """Read the log from the last known event on, up to `head` and no further. False when the entry is stale.
 
-        Raises DamagedLog when a row does not decode, or rows are missing.
+        Events after `head` were not there when the step began: they belong to the next one. Raises DamagedLog when a
+        row does not decode, or rows are missing.
         """
         damaged: list[DamagedEvent] = []
         while self.context.sequence < head or self.last_id is not None:
             start = max(self.context.sequence, 1)
-            rows = await read_events(connection, agent_id, start, EVENT_PAGE)
+            limit = min(EVENT_PAGE, head - start + 1)
+            rows = await read_events(connection, agent_id, start, limit) if limit > 0 else []
             if self.last_id is not None:
                 if not rows or rows[0][0] != self.context.sequence or rows[0][1] != self.last_id:
                     return False
                 rows = rows[1:]
             self._fold_rows(rows, damaged)
-            if len(rows) < EVENT_PAGE - 1:
+            if self.context.sequence >= head:
+                break
+            if not rows:
+                damaged.append(DamagedEvent(head, "the log ends before it"))
                 break
         if damaged:
             raise DamagedLog(damaged[0].sequence, damaged[-1].sequence, str(damaged[0]))

@@ -93,6 +93,7 @@ class AgentRun:
         self._host = host
         self._deps = host.deps
         self._queue: deque[WaitingInput] = deque()
+        self._steering: tuple[WaitingInput, ...] = ()
         self._more_queued = False
         self._open_calls = claim.open_calls
         self._plan: StepPlan | None = None
@@ -122,6 +123,7 @@ class AgentRun:
         async with self._deps.db.acquire() as connection:
             situation, queued = await read_situation(connection, self.claim)
         self._queue.extend(queued)
+        self._steering = situation.steering
         self._more_queued = len(queued) > 1
         return await self._carry_out(situation)
 
@@ -172,7 +174,7 @@ class AgentRun:
         elif output.open_calls:
             following = Next("wait")
         elif output.calls:
-            following = self._model_next(plan, (), 1)
+            following = self._model_next(plan, self._steering, 1)
         else:
             following = self._after_turn(plan)
         item = save_output(self.claim, begun, output, usage, self._yielding(following))
@@ -214,7 +216,7 @@ class AgentRun:
                     if await self._save_finished(begun, finished, None) is None:
                         return None
                     continue
-                following = Next("wait") if self._open_calls else self._model_next(plan, (), 1)
+                following = Next("wait") if self._open_calls else self._model_next(plan, self._steering, 1)
                 return await self._save_finished(begun, finished, self._yielding(following))
         raise AssertionError("a tools step has at least one call")
 
@@ -288,6 +290,7 @@ class AgentRun:
         admitted = {entry.input_id for entry in begin.admit}
         while self._queue and self._queue[0].id in admitted:
             self._queue.popleft()
+        self._steering = tuple(item for item in self._steering if item.id not in admitted)
         return Begun(
             begin.call_id, done.turn_id, done.turn_sequence, done.step_number, begin.attempt, done.next_sequence - 1
         )

@@ -17,7 +17,8 @@ async def read_situation(connection: Connection, claim: Claim) -> tuple[Situatio
     calls: tuple[OpenCall, ...] = ()
     if claim.batch_sequence is not None:
         calls = await read_open_calls(connection, claim.agent_id, claim.batch_sequence)
-    inputs = [] if calls else await read_waiting_inputs(connection, claim.agent_id)
+    # Also while calls are open: this claim may see the end of the batch, and the generation says that inputs were read.
+    inputs = await read_waiting_inputs(connection, claim.agent_id)
     steering = tuple(item for item in inputs if item.delivery_mode == "steering")
     queued = [item for item in inputs if item.delivery_mode == "queued"]
     situation = Situation(
