@@ -43,6 +43,7 @@ class Dedicated:
         self._on_connect = on_connect
         self._on_lost = on_lost
         self._lock = asyncio.Lock()
+        self._waiting = 0
         self._conn: Connection | None = None
         self._closed = False
         self._generation = 0
@@ -66,8 +67,11 @@ class Dedicated:
         left open the connection is cut, and the next `use` makes a new one.
         """
         deadline = asyncio.get_running_loop().time() + wait_s
-        async with self._turn(wait_s):
-            conn = await self._ensure(deadline)
+        await self._take_turn(wait_s)
+        try:
+            conn = self._conn
+            if conn is None or conn.is_closed():
+                conn = await self._reconnect(deadline)
             try:
                 yield conn
             except BaseException as exc:
@@ -77,6 +81,8 @@ class Dedicated:
             finally:
                 if not conn.is_closed() and conn.is_in_transaction():
                     conn.terminate()
+        finally:
+            self._lock.release()
 
     async def close(self) -> None:
         """Close for good: politely for 1 s when idle, at once when a task still holds the connection."""
@@ -90,22 +96,22 @@ class Dedicated:
         with contextlib.suppress(*CONNECT_ERRORS):
             await conn.close(timeout=1.0)
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, wait_s: float) -> AsyncIterator[None]:
+    async def _take_turn(self, wait_s: float) -> None:
+        """Take the lock; the timer is only paid for when somebody else has it or waits for it."""
+        if not self._waiting and not self._lock.locked():
+            await self._lock.acquire()
+            return
+        self._waiting += 1
         try:
             async with asyncio.timeout(wait_s):
                 await self._lock.acquire()
         except TimeoutError as exc:
             raise as_unavailable(exc, f"the {self._kind} connection stayed busy") from exc
-        try:
-            yield
         finally:
-            self._lock.release()
+            self._waiting -= 1
 
-    async def _ensure(self, deadline: float) -> Connection:
-        """Return a living connection, trying again with growing pauses until `deadline`. Needs the turn."""
-        if self._conn is not None and not self._conn.is_closed():
-            return self._conn
+    async def _reconnect(self, deadline: float) -> Connection:
+        """Return a new connection, trying again with growing pauses until `deadline`. Needs the turn."""
         loop = asyncio.get_running_loop()
         pause = _FIRST_BACKOFF_S
         while True:

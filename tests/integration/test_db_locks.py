@@ -23,6 +23,11 @@ from omnara.db.locks import (
 )
 from tests.support.waiting import until
 
+ADVISORY = (
+    "select count(*) from pg_locks where locktype = 'advisory'"
+    " and database = (select oid from pg_database where datname = current_database())"
+)
+
 
 @pytest.fixture
 async def conns(empty_database: str) -> AsyncIterator[list[Connection]]:
@@ -49,7 +54,7 @@ async def test_a_worker_is_gone_only_when_both_connections_are(conns: list[Conne
     session.terminate()
 
     async def one_holder() -> bool:
-        return await prober.fetchval("select count(*) from pg_locks where locktype = 'advisory' and granted") == 1
+        return await prober.fetchval(f"{ADVISORY} and granted") == 1
 
     await until(one_holder, "the server has ended the first connection")
     assert await free_keys(prober, {"w": key}) == []
@@ -68,8 +73,7 @@ async def test_one_statement_looks_at_all_and_leaves_no_lock(conns: list[Connect
         assert await try_hold_shared(holder, keys[n])
     assert await free_keys(prober, keys) == list(range(1, 50, 2))
     assert await free_keys(prober, {}) == []
-    left = "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
-    assert await prober.fetchval(left) == 0
+    assert await prober.fetchval(f"{ADVISORY} and pid = pg_backend_pid()") == 0
 
 
 async def test_probing_a_living_worker_never_waits(conns: list[Connection]) -> None:
@@ -107,7 +111,7 @@ async def test_a_poller_pins_nothing_while_it_waits(conns: list[Connection]) -> 
 
     leading = asyncio.create_task(lead())
     await until(lambda: bool(waits), "the poller found the lock taken")
-    blocked = "select count(*) from pg_locks where not granted"
+    blocked = f"{ADVISORY} and not granted"
     pinned = "select count(*) from pg_stat_activity where pid = $1 and backend_xmin is not null"
     samples = []
     for _ in range(60):

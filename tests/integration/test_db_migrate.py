@@ -139,7 +139,8 @@ async def test_a_schema_change_never_queues_for_long_before_the_readers(empty_da
     altering = asyncio.create_task(migrate(settings, migrations=known))
 
     async def waits() -> bool:
-        return bool(await fetchval(empty_database, "select exists (select from pg_locks where not granted)"))
+        sql = "select exists (select from pg_locks where relation = 'a'::regclass and not granted)"
+        return bool(await fetchval(empty_database, sql))
 
     async def gave_up() -> bool:
         return not await waits()

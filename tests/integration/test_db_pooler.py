@@ -17,6 +17,11 @@ from omnara.db.selftest import check_pooler
 from omnara.errors import ConfigurationError
 from tests.support.transaction_pooler import pooled
 
+ADVISORY = (
+    "select count(*) from pg_locks where locktype = 'advisory'"
+    " and database = (select oid from pg_database where datname = current_database())"
+)
+
 
 @pytest.fixture(params=[2, 4])
 async def pooled_dsn(empty_database: str, request: pytest.FixtureRequest) -> AsyncIterator[str]:
@@ -40,7 +45,7 @@ async def test_one_connection_would_be_fooled(pooled_dsn: str) -> None:
         await conn.close()
     other = await asyncpg.connect(pooled_dsn, statement_cache_size=0)
     try:
-        assert await other.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 1
+        assert await other.fetchval(ADVISORY) == 1
     finally:
         await other.close()
 

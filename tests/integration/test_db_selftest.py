@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import asyncpg
 import pytest
 
@@ -31,16 +33,17 @@ async def test_an_absent_database_is_one_finding(unused_tcp_port: int) -> None:
 
 
 async def test_a_role_that_may_not_create_is_told(empty_database: str) -> None:
+    role = f"visitor_{os.getpid()}"
     conn = await asyncpg.connect(empty_database)
-    await conn.execute("create role visitor login password 'v'")
+    await conn.execute(f"create role {role} login password 'v'")
     await conn.execute("revoke create on schema public from public")
     try:
-        dsn = empty_database.replace(empty_database.split("//")[1].split("@")[0], "visitor:v")
+        dsn = empty_database.replace(empty_database.split("//")[1].split("@")[0], f"{role}:v")
         results = by_name(await run_selftest(ConnectSettings(dsn=dsn)))
         assert not results["schema"].ok
         assert "grant" in results["schema"].fix
     finally:
-        await conn.execute("drop owned by visitor; drop role visitor")
+        await conn.execute(f"drop owned by {role}; drop role {role}")
         await conn.close()
 
 

@@ -80,7 +80,7 @@ class EmbeddedPostgres:
         data = await asyncio.to_thread(DataDir.prepare, self._root, account)
         data.lock.take()
         if data.home != data.root:
-            _log.warning("the database files are outside the data directory", data_dir=str(data.root), files=str(data.home))
+            _log.warning("the database files lie elsewhere", data_dir=str(data.root), files=str(data.home))
         self._data = data
         try:
             await self._bring_up(data)
