@@ -31,6 +31,12 @@ async def insert_secret(
     await connection.execute(_SQL["insert_secret"], secret_id, org_id, owner_kind, name, "generic", description)
 
 
+async def find_system_secret(connection: Connection, org_id: UUID, name: str) -> UUID | None:
+    """Return the secret of this name that the system keeps for an organization."""
+    found: UUID | None = await connection.fetchval(_SQL["find_system_secret"], org_id, name)
+    return found
+
+
 async def insert_version(connection: Connection, sealed: SealedRow, payload_keys: list[str]) -> None:
     """Insert a sealed version and make it the current one."""
     await connection.execute(

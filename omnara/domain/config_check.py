@@ -143,7 +143,7 @@ class _Check:
         window = self._positive(value, "context_window_tokens", "model")
         output = self._positive(value, "default_max_output_tokens", "model")
         retention = value.get("cache_retention")
-        if retention is not None and retention not in _RETENTIONS:
+        if retention is not None and not (isinstance(retention, str) and retention in _RETENTIONS):
             self._fault("model.cache_retention", "must be none, short or long")
         reasoning = self._reasoning(value.get("reasoning"))
         if provider is None or name is None:

@@ -42,9 +42,7 @@ def narrow(model: Effective, grant: Limits = NO_LIMITS, config: Limits = NO_LIMI
     """Combine the layers: sizes only shrink, preferences are taken from the last layer that has one."""
     window = _least(model.context_window_tokens, grant.context_window_tokens, config.context_window_tokens)
     output = _least(model.max_output_tokens, grant.max_output_tokens, config.max_output_tokens, window - 1)
-    default = _last(
-        model.default_max_output_tokens, grant.default_max_output_tokens, config.default_max_output_tokens
-    )
+    default = _last(model.default_max_output_tokens, grant.default_max_output_tokens, config.default_max_output_tokens)
     return Effective(
         context_window_tokens=window,
         max_output_tokens=output,

@@ -176,4 +176,3 @@ def open_secret(ring: KeyRing, row: SealedRow) -> str:
     sealed = Sealed(row.key_id, row.wrapped_key, row.nonce, row.ciphertext)
     payload = msgspec.json.decode(open_sealed(ring, sealed, secret_aad(row.id, row.version)), type=dict[str, str])
     return payload[SECRET_FIELD]
-

@@ -147,4 +147,3 @@ async def _first_message(
     row = await inputs.insert_received(connection, hot.agent_id, message, hot.next_rank)
     hot.next_rank += RANK_STRIDE
     return row
-

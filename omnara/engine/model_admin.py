@@ -22,16 +22,21 @@ from omnara.vault import KeyRing, Secret, SecretUnreadable, seal, secret_aad
 
 
 class ProviderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider as it should be. `origin`: who keeps it up to date."""
+    """A provider as it should be. `origin`: who keeps it up to date (api or environment)."""
 
     name: str
     api_format: str
     base_url: str
     request_path: str
     auth_kind: str
-    secret_name: str
-    origin: str
+    origin: str = "api"
     preset: str | None = None
+    secret_name: str | None = None
+
+    @property
+    def key_name(self) -> str:
+        """The name of the secret that holds the key; no two providers share one."""
+        return self.secret_name or f"{self.name} key"
 
 
 async def put_provider(
@@ -43,7 +48,7 @@ async def put_provider(
     """
     found = await catalog.find_provider(connection, org_id, spec.name)
     if found is None:
-        secret_id = None if key is None else await _new_secret(connection, ring, org_id, spec.secret_name, key)
+        secret_id = None if key is None else await _put_secret(connection, ring, org_id, spec.key_name, key)
         provider_id = new_uuid()
         new = NewProvider(
             id=provider_id,
@@ -109,7 +114,7 @@ async def _update(
     secret_id = found.secret_id
     if key is not None:
         if secret_id is None:
-            secret_id = await _new_secret(connection, ring, found.org_id, spec.secret_name, key)
+            secret_id = await _put_secret(connection, ring, found.org_id, spec.key_name, key)
         else:
             await _renew_secret(connection, ring, secret_id, key)
     wanted = msgspec.structs.replace(
@@ -124,7 +129,12 @@ async def _update(
         await catalog.update_provider(connection, wanted)
 
 
-async def _new_secret(connection: Connection, ring: KeyRing, org_id: UUID, name: str, key: Secret) -> UUID:
+async def _put_secret(connection: Connection, ring: KeyRing, org_id: UUID, name: str, key: Secret) -> UUID:
+    """Make a provider's secret, or renew the one that an earlier provider of this name left behind."""
+    found = await secrets.find_system_secret(connection, org_id, name)
+    if found is not None:
+        await _renew_secret(connection, ring, found, key)
+        return found
     secret_id = new_uuid()
     await secrets.insert_secret(
         connection, secret_id, org_id, owner_kind="system", name=name, description="Key of a model provider"
@@ -146,9 +156,7 @@ async def _renew_secret(connection: Connection, ring: KeyRing, secret_id: UUID, 
         await _seal(connection, ring, secret_id, current.name, current.version + 1, key)
 
 
-async def _seal(
-    connection: Connection, ring: KeyRing, secret_id: UUID, name: str, version: int, key: Secret
-) -> None:
+async def _seal(connection: Connection, ring: KeyRing, secret_id: UUID, name: str, version: int, key: Secret) -> None:
     payload = msgspec.json.encode({SECRET_FIELD: key.reveal()})
     sealed = seal(ring, payload, secret_aad(secret_id, version))
     row = SealedRow(secret_id, name, version, sealed.key_id, sealed.wrapped_key, sealed.nonce, sealed.ciphertext)

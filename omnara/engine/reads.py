@@ -269,5 +269,3 @@ def glob_pattern(glob: str) -> str:
 
 def _page(rows: list[T], limit: int) -> Page[T]:
     return Page(rows[:limit], len(rows) > limit)
-
-

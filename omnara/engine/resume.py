@@ -41,9 +41,7 @@ class Resumed(msgspec.Struct, frozen=True):
     voided: tuple[Range, ...] = ()
 
 
-async def resume(
-    deps: Deps, p: Principal, path: AgentPath, *, force: bool = False, restart: bool = False
-) -> Resumed:
+async def resume(deps: Deps, p: Principal, path: AgentPath, *, force: bool = False, restart: bool = False) -> Resumed:
     """Open the gate of a paused agent, or (with `force` or `restart`) of a crashed one. Own transaction.
 
     An open agent stays as it is, unless `restart` is given, which also takes a running step away. Raises NotFound,
@@ -130,9 +128,7 @@ async def _close_calls(connection: Connection, appending: Appending, state: LogS
 
 
 async def _cancel_forms(connection: Connection, agent_id: UUID, dropped: Sequence[CallRow]) -> None:
-    await interactions.cancel(
-        connection, agent_id, calls=[call.id for call in dropped], input_id=None, reason=VOIDED
-    )
+    await interactions.cancel(connection, agent_id, calls=[call.id for call in dropped], input_id=None, reason=VOIDED)
 
 
 class _Log:

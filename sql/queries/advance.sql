@@ -3,23 +3,26 @@
 -- step, or give the claim back. Every part takes its rows from the fenced update `u`. The next step begins only if nobody
 -- else has written to the agent (`inputs_gen`) and its gate is open; otherwise the claim is given back, ready now.
 -- `mode`: begin | release | hold (save results of a running step and keep it). `retry_s`: null keeps, -1 clears.
+-- A repeat of a save of unknown outcome names the sequence and step that were read when it had not happened yet: should
+-- the first one arrive after all, both have moved and the repeat writes nothing.
 -- Index: agent_sched_pkey, steps_pkey, tool_calls (agent_id, id), inputs_pkey.
 with item as materialized (
   select * from unnest(
     $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::integer[], $8::integer[],
     $9::boolean[], $10::integer[], $11::integer[], $12::integer[], $13::integer[], $14::float8[],
     $15::bigint[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[], $21::integer[], $22::uuid[],
-    $23::uuid[], $24::uuid[], $25::uuid[], $26::boolean[], $27::text[], $28::float8[]
+    $23::uuid[], $24::uuid[], $25::uuid[], $26::boolean[], $27::text[], $28::float8[], $67::bigint[], $68::bigint[]
   ) with ordinality as i (
     agent_id, claim_token, epoch, gen, mode, events, admits,
     turn_open, output_offset, opened, answered, attempt, retry_s,
     close_step, close_state, close_usage, close_error, close_action, kind, next_attempt, call_id,
-    config_id, revision_id, turn_id, new_turn, secrets, ready_s, ord)
+    config_id, revision_id, turn_id, new_turn, secrets, ready_s, seen_sequence, seen_step, ord)
 ),
 locked as materialized (
   select s.agent_id, i.ord
   from item i join agent_sched s on s.agent_id = i.agent_id
   where s.worker_id = $1 and s.claim_token = i.claim_token and s.epoch = i.epoch
+    and (i.seen_sequence is null or (s.next_sequence = i.seen_sequence and s.step_number = i.seen_step))
   order by s.agent_id
   for no key update of s skip locked
 ),

@@ -2,6 +2,12 @@
 -- A secret's record; its value is a version.
 insert into secrets (id, org_id, owner_kind, name, kind, description) values ($1, $2, $3, $4, $5, $6);
 
+-- name: find_system_secret
+-- A secret that the system keeps for an organization, by name. Index: secrets_name.
+select id from secrets
+where org_id = $1 and owner_kind = 'system' and coalesce(owner_project_id, owner_user_id, org_id) = $1 and name = $2
+  and deleted_at is null;
+
 -- name: insert_version
 -- A sealed value. Index: secret_versions_pkey.
 insert into secret_versions (secret_id, version, key_id, wrapped_key, nonce, ciphertext, payload_keys)

@@ -17,14 +17,16 @@ from omnara.engine.scope import AgentPath
 from omnara.errors import Conflict, InvalidRequest, NotFound, RequestTooLarge
 from omnara.ids import new_uuid
 from omnara.tools.interactions import Answer
-from tests.support.engine_case import ASK, LOOK, Call, Engine, engine, needs_permission  # noqa: F401
+from tests.support.engine_case import ASK, LOOK, Call, Engine, needs_permission
 
 ALLOW = [Answer((0,))]
 DENY = [Answer((1,), " too risky ")]
 FETCH = Call("web_fetch", "built_in", "ready", {"url": "https://example.org"})
 
 
-async def submit(engine: Engine, path: AgentPath, call: UUID, text: str = "ok", outcome: Any = "succeeded") -> SubmittedResult:
+async def submit(
+    engine: Engine, path: AgentPath, call: UUID, text: str = "ok", outcome: Any = "succeeded"
+) -> SubmittedResult:
     return await submit_result(engine.deps, engine.p, path, call, outcome, [TextBlock(text)])
 
 
@@ -59,9 +61,7 @@ async def test_the_last_result_of_a_batch_wakes_the_agent(engine: Engine) -> Non
 async def test_twenty_results_for_one_call_make_one(engine: Engine) -> None:
     path = await engine.agent("go")
     [call] = await engine.turn(path, [LOOK])
-    answers = await asyncio.gather(
-        *(submit(engine, path, call, f"{n}") for n in range(20)), return_exceptions=True
-    )
+    answers = await asyncio.gather(*(submit(engine, path, call, f"{n}") for n in range(20)), return_exceptions=True)
     assert sum(isinstance(item, SubmittedResult) for item in answers) == 1
     assert all(isinstance(item, (SubmittedResult, Conflict)) for item in answers)
     assert await outcomes(engine, path) == ["succeeded"]
@@ -151,7 +151,9 @@ async def test_an_answer_completes_the_question(engine: Engine) -> None:
     assert (answer["selected_options"][0]["label"], answer["text"]) == ("Other", "green")
     hot = await engine.assert_coherent(path)
     assert hot["ready_at"] is not None
-    rows = await engine.fetch("select is_semantic from events where agent_id = $1 order by sequence desc limit 2", path.agent_id)
+    rows = await engine.fetch(
+        "select is_semantic from events where agent_id = $1 order by sequence desc limit 2", path.agent_id
+    )
     assert [r["is_semantic"] for r in rows] == [False, True]
 
 
@@ -257,12 +259,8 @@ async def test_cancel_against_results_and_answers(engine: Engine) -> None:
         results = [payload for kind, payload in log if kind == "tool_result"]
         assert len({payload["tool_call_id"] for payload in results}) == len(results) == 3
         control = next(n for n, (_, payload) in enumerate(log) if payload.get("input_kind") == "control")
-        assert all(
-            n > control for n, (_, payload) in enumerate(log) if payload.get("outcome") == "canceled"
-        )
-        assert all(
-            n < control for n, (_, payload) in enumerate(log) if payload.get("outcome") == "succeeded"
-        )
+        assert all(n > control for n, (_, payload) in enumerate(log) if payload.get("outcome") == "canceled")
+        assert all(n < control for n, (_, payload) in enumerate(log) if payload.get("outcome") == "succeeded")
         hot = await engine.assert_coherent(path)
         assert (hot["turn_open"], hot["ready_at"]) == (False, None)
         await lifecycle.archive(engine.deps, engine.p, path)

@@ -17,7 +17,7 @@ from omnara.engine.resume import resume
 from omnara.engine.scope import AgentPath
 from omnara.engine.status import agent_status
 from omnara.errors import Conflict, IdempotencyKeyConflict, StateTransitionConflict
-from tests.support.engine_case import ASK, LOOK, Call, Engine, engine  # noqa: F401
+from tests.support.engine_case import ASK, LOOK, Call, Engine
 
 FETCH = Call("web_fetch", "built_in", "ready", {"url": "https://example.org"})
 
@@ -89,8 +89,8 @@ async def test_cancel_during_backoff_forgets_the_retry(engine: Engine) -> None:
     claim = await engine.claim(path)
     await engine.begin_model(claim)
     await engine.fetch(
-        "update agent_sched set worker_id = null, claim_token = null, attempt = 3, retry_at = now() + interval '1 hour', "
-        "ready_at = now() + interval '1 hour' where agent_id = $1",
+        "update agent_sched set worker_id = null, claim_token = null, attempt = 3, "
+        "retry_at = now() + interval '1 hour', ready_at = now() + interval '1 hour' where agent_id = $1",
         path.agent_id,
     )
     await message(engine, path, "next")
@@ -114,9 +114,7 @@ async def test_cancel_against_the_save_has_one_end(engine: Engine) -> None:
         path = await engine.agent("go")
         claim = await engine.claim(path)
         await engine.begin_model(claim)
-        saved, canceled = await asyncio.gather(
-            engine.save_output(claim), cancel_agent(engine.deps, engine.p, path)
-        )
+        saved, canceled = await asyncio.gather(engine.save_output(claim), cancel_agent(engine.deps, engine.p, path))
         assert (saved is not None) == (not canceled.affected)
         log = await engine.log(path)
         assert len(log) == 3

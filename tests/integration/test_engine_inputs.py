@@ -22,7 +22,7 @@ from omnara.errors import (
     StateTransitionConflict,
 )
 from omnara.ids import new_uuid
-from tests.support.engine_case import ASK, LOOK, Engine, engine, needs_permission, texts  # noqa: F401
+from tests.support.engine_case import ASK, LOOK, Engine, needs_permission, texts
 
 
 def hello(text: str = "hello") -> list[inputs.InputBlock]:
@@ -228,9 +228,7 @@ async def test_rights(engine: Engine) -> None:
         with pytest.raises(NotFound):
             await create_input(engine.deps, stranger, broken, hello())
     with pytest.raises(NotFound):
-        await create_input(
-            engine.deps, engine.p, AgentPath(path.agent_id, engine.project.org_id, new_uuid()), hello()
-        )
+        await create_input(engine.deps, engine.p, AgentPath(path.agent_id, engine.project.org_id, new_uuid()), hello())
     with pytest.raises(Forbidden):
         await lifecycle.archive(engine.deps, org_key(engine), path)
 
@@ -245,7 +243,12 @@ async def test_messages_are_accepted_while_everything_else_happens(engine: Engin
             await cancel.cancel_agent(engine.deps, engine.p, path)
         elif n % 5 == 1:
             await create_input(
-                engine.deps, org_key(engine), path, hello(f"{n}"), mode="steering", cancel_open_interactions=True,
+                engine.deps,
+                org_key(engine),
+                path,
+                hello(f"{n}"),
+                mode="steering",
+                cancel_open_interactions=True,
                 actor=ExternalActor("u1"),
             )
         elif n % 5 == 2:

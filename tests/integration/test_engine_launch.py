@@ -12,7 +12,7 @@ from omnara.engine.launch_flat import FlatLaunch, FlatTool, launch_flat
 from omnara.engine.scope import AgentPath
 from omnara.errors import InvalidRequest, NotFound
 from omnara.ids import IdKind, encode, new_uuid
-from tests.support.engine_case import Engine, engine, texts  # noqa: F401
+from tests.support.engine_case import Engine, texts
 
 
 async def test_launch_writes_the_config_alone_in_turn_one(engine: Engine) -> None:
@@ -49,7 +49,9 @@ async def test_first_write_wins_even_if_the_agent_was_archived_since(engine: Eng
     third = await engine.launch("Three", key="k")
     assert third.agent.id == first.agent.id
     assert third.agent.archived_at is not None
-    rows = await engine.fetch("select idempotency_key from inputs where agent_id = $1 and kind = 'content'", first.agent.id)
+    rows = await engine.fetch(
+        "select idempotency_key from inputs where agent_id = $1 and kind = 'content'", first.agent.id
+    )
     assert [row[0] for row in rows] == ["launch:k:content-input"]
 
 
@@ -122,8 +124,6 @@ async def test_lists_leave_archived_agents_out(engine: Engine) -> None:
     assert [row.id for row in page.rows] == [paths[2].agent_id]
     assert page.more
     last = page.rows[-1]
-    rest = await reads.list_agents(
-        engine.deps, engine.p, engine.project, after=(last.created_at, last.id), limit=5
-    )
+    rest = await reads.list_agents(engine.deps, engine.p, engine.project, after=(last.created_at, last.id), limit=5)
     assert [row.id for row in rest.rows] == [paths[0].agent_id]
     assert not rest.more

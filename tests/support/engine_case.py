@@ -18,12 +18,22 @@ import pytest_asyncio
 from omnara.access.principals import Principal
 from omnara.access.roles import ProjectScope
 from omnara.db import advance as advance_db
-from omnara.db import sched
+from omnara.db import sched, snapshot
 from omnara.db.catalog import ModelFacts
 from omnara.db.connection import ConnectSettings
 from omnara.db.inputs import InputRow
 from omnara.db.pool import ApiPool
-from omnara.domain.advance import Admission, Advance, Advanced, BeginStep, CloseStep, NewCall, NewEvent, NewInteraction
+from omnara.domain.advance import (
+    Admission,
+    Advance,
+    Advanced,
+    BeginStep,
+    CloseStep,
+    MovedCall,
+    NewCall,
+    NewEvent,
+    NewInteraction,
+)
 from omnara.domain.claim import Claim
 from omnara.domain.content import OutputBlock, TextBlock, ToolCallBlock
 from omnara.domain.events import (
@@ -35,7 +45,6 @@ from omnara.domain.events import (
     encode_payload,
 )
 from omnara.domain.state import LogState, fold
-from omnara.db import snapshot
 from omnara.engine import bootstrap, launch, model_admin
 from omnara.engine.authenticate import authenticate
 from omnara.engine.catalog import ModelCatalog
@@ -96,7 +105,8 @@ class Call(msgspec.Struct):
     form: str | None = None
 
 
-ASK = Call("ask_question", "built_in", "waiting", {"questions": [{"prompt": "Blue?", "options": ["yes", "no"]}]}, "question")
+QUESTIONS = {"questions": [{"prompt": "Blue?", "options": ["yes", "no"]}]}
+ASK = Call("ask_question", "built_in", "waiting", QUESTIONS, "question")
 LOOK = Call("look")
 
 
@@ -188,8 +198,13 @@ class Engine:
         payload = ModelOutputPayload(encode(IdKind.MODEL_CALL, new_uuid()), stop, blocks)
         assert claim.turn_id is not None
         event = NewEvent(
-            new_uuid(), "model_output", claim.turn_id, claim.turn_sequence, encode_payload(payload),
-            is_semantic=not calls, meta=encode_payload(EventMeta(claim.next_sequence - 1)),
+            new_uuid(),
+            "model_output",
+            claim.turn_id,
+            claim.turn_sequence,
+            encode_payload(payload),
+            is_semantic=not calls,
+            meta=encode_payload(EventMeta(claim.next_sequence - 1)),
         )
         item = _advance(
             claim,
@@ -218,12 +233,17 @@ class Engine:
         payload = ToolResultPayload(encode(IdKind.TOOL_CALL, call_id), "succeeded", [TextBlock("page")])
         assert claim.turn_id is not None
         event = NewEvent(new_uuid(), "tool_result", claim.turn_id, claim.turn_sequence, encode_payload(payload))
-        from omnara.domain.advance import MovedCall
-
         moved = MovedCall(call_id, "running", "completed", "succeeded", 0)
         return await self.advance(
-            _advance(claim, mode="release", events=(event,), moved=(moved,), answered=1, ready_s=0.0,
-                     close=CloseStep(claim.step_number, "succeeded", "model"))
+            _advance(
+                claim,
+                mode="release",
+                events=(event,),
+                moved=(moved,),
+                answered=1,
+                ready_s=0.0,
+                close=CloseStep(claim.step_number, "succeeded", "model"),
+            )
         )
 
     # --- looking ------------------------------------------------------------------------------------------
@@ -350,8 +370,6 @@ LAB = ProviderSpec(
     base_url="http://127.0.0.1:9/v1",
     request_path="/messages",
     auth_kind="api_key_header",
-    secret_name="LAB_KEY",
-    origin="api",
 )
 FACTS = ModelFacts(
     provider_model_slug="lab-small-1",

@@ -1,0 +1,180 @@
+"""Pages: every row once, in order, in both directions, whatever the page size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnara.domain.content import TextBlock
+from omnara.engine import reads
+from omnara.engine.inputs import create_input
+from omnara.engine.results import submit_result
+from omnara.engine.scope import AgentPath
+from omnara.errors import InvalidRequest, NotFound
+from omnara.ids import new_uuid
+from tests.support.engine_case import ASK, LOOK, Engine
+
+
+async def story(engine: Engine) -> AgentPath:
+    """1 config; 2 message, 3 output, 4+5 results, 6 output; 7+8 steering, 9 output with a question."""
+    path = await engine.agent("go")
+    for call in await engine.turn(path, [LOOK, LOOK]):
+        await submit_result(engine.deps, engine.p, path, call, "succeeded", [])
+    await engine.turn(path)
+    for text in ("a", "b"):
+        await create_input(engine.deps, engine.p, path, [TextBlock(text)], mode="steering")
+    await engine.turn(path, [ASK])
+    assert len(await engine.log(path)) == 9
+    return path
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 9, 50])
+async def test_events_forwards_and_backwards(engine: Engine, limit: int) -> None:
+    path = await story(engine)
+    seen: list[int] = []
+    after = 0
+    while True:
+        page = await reads.events_after(engine.deps, engine.p, path, after, limit)
+        seen += [row.sequence for row in page.rows]
+        if not page.more:
+            break
+        after = page.rows[-1].sequence
+    assert seen == list(range(1, 10))
+    back: list[int] = []
+    before = 0
+    while True:
+        page = await reads.events_before(engine.deps, engine.p, path, before, limit)
+        back = [row.sequence for row in page.rows] + back
+        if not page.more:
+            break
+        before = page.rows[0].sequence
+    assert back == seen
+    empty = await reads.events_after(engine.deps, engine.p, path, 9, limit)
+    assert (empty.rows, empty.more) == ([], False)
+
+
+async def test_turns_with_their_noteworthy_events(engine: Engine) -> None:
+    path = await story(engine)
+    page = await reads.list_turns(engine.deps, engine.p, path, 0, 10)
+    assert not page.more
+    shown = [
+        (
+            turn.row.turn_sequence,
+            turn.event_count,
+            [event.sequence for event in turn.openings],
+            turn.latest.sequence if turn.latest else None,
+            turn.latest_semantic.sequence if turn.latest_semantic else None,
+        )
+        for turn in page.rows
+    ]
+    assert shown == [(3, 3, [7, 8], 9, 8), (2, 5, [2], 6, 6), (1, 1, [1], 1, 1)]
+    first = await reads.list_turns(engine.deps, engine.p, path, 0, 2)
+    assert first.more
+    rest = await reads.list_turns(engine.deps, engine.p, path, first.rows[-1].row.turn_sequence, 2)
+    assert [turn.row.turn_sequence for turn in rest.rows] == [1]
+    turn = page.rows[1].row
+    events = await reads.list_turn_events(engine.deps, engine.p, path, turn.id, 0, 3)
+    assert ([event.sequence for event in events.rows], events.more) == ([4, 5, 6], True)
+    events = await reads.list_turn_events(engine.deps, engine.p, path, turn.id, 4, 3)
+    assert ([event.sequence for event in events.rows], events.more) == ([2, 3], False)
+    events = await reads.list_turn_events(engine.deps, engine.p, path, page.rows[0].row.id, 0, 10)
+    assert [event.sequence for event in events.rows] == [7, 8, 9]
+    with pytest.raises(NotFound):
+        await reads.list_turn_events(engine.deps, engine.p, path, new_uuid(), 0, 10)
+
+
+async def test_calls_and_forms_in_pages(engine: Engine) -> None:
+    path = await story(engine)
+    page = await reads.list_tool_calls(engine.deps, engine.p, path, limit=2)
+    assert ([row.name for row in page.rows], page.more) == (["look", "look"], True)
+    last = page.rows[-1]
+    page = await reads.list_tool_calls(engine.deps, engine.p, path, after=(last.created_at, last.id))
+    assert [(row.name, row.state) for row in page.rows] == [("ask_question", "waiting")]
+    page = await reads.list_tool_calls(engine.deps, engine.p, path, state="completed", call_type="custom")
+    assert len(page.rows) == 2
+    agent, forms = await reads.list_interactions(engine.deps, engine.p, path, state="open")
+    assert agent.id == path.agent_id
+    assert [form.kind for form in forms.rows] == ["question"]
+    _, forms = await reads.list_interactions(engine.deps, engine.p, path, state="resolved")
+    assert forms.rows == []
+
+
+async def test_steps_for_people(engine: Engine) -> None:
+    path = await story(engine)
+    page = await reads.list_steps(engine.deps, engine.p, path)
+    assert [(row.step, row.kind, row.status) for row in page.rows] == [(n, "model", "succeeded") for n in (1, 2, 3)]
+    assert len(msgspec.json.decode(page.rows[0].tool_request or "[]")) == 2
+    assert len(msgspec.json.decode(page.rows[0].tool_response or "[]")) == 2
+    assert msgspec.json.decode(page.rows[1].llm_output or "[]")[0]["text"] == "Done."
+
+
+@pytest.mark.parametrize("sort", ["name", "-name", "created_at", "-created_at", "updated_at", "-updated_at"])
+async def test_agents_in_every_order(engine: Engine, sort: Any) -> None:
+    names = ["beta", "alpha", "beta", "delta", "alpha"]
+    for name in names:
+        await engine.launch(name=name)
+    seen = []
+    after = None
+    while True:
+        page = await reads.list_agents(engine.deps, engine.p, engine.project, sort=sort, after=after, limit=2)
+        seen += page.rows
+        if not page.more:
+            break
+        last = page.rows[-1]
+        after = (getattr(last, sort.lstrip("-")), last.id)
+    assert len({row.id for row in seen}) == 5
+    keys = [(getattr(row, sort.lstrip("-")), row.id) for row in seen]
+    assert keys == sorted(keys, reverse=sort.startswith("-"))
+
+
+@pytest.mark.parametrize(
+    ("glob", "found"),
+    [
+        ("alpha", 1),
+        ("ALPHA", 1),
+        ("a*", 2),
+        ("*a", 2),
+        ("a?pha", 1),
+        ("100%", 0),
+        ("100\\%", 0),
+        ("a_pha", 0),
+        ("*%*", 1),
+        ("*\\**", 1),
+        ("*\\\\*", 1),
+    ],
+)
+async def test_name_globs(engine: Engine, glob: str, found: int) -> None:
+    for name in ("alpha", "beta", "100% sure", "star * back \\ slash", "a.pha two"):
+        await engine.launch(name=name)
+    page = await reads.list_agents(engine.deps, engine.p, engine.project, name=glob)
+    assert len(page.rows) == found
+
+
+@pytest.mark.parametrize("glob", ["*", "?*", "a\\"])
+def test_globs_that_say_nothing_are_refused(glob: str) -> None:
+    with pytest.raises(InvalidRequest):
+        reads.glob_pattern(glob)
+
+
+async def test_operators_find_what_needs_them(engine: Engine) -> None:
+    paths = [await engine.agent() for _ in range(3)]
+    await engine.fetch("update agent_sched set gate = 'crashed' where agent_id = $1", paths[1].agent_id)
+    page = await reads.list_overview(engine.deps, engine.p, engine.project, status="crashed")
+    assert [row.agent_id for row in page.rows] == [paths[1].agent_id]
+    page = await reads.list_overview(engine.deps, engine.p, engine.project, limit=2)
+    assert (len(page.rows), page.more) == (2, True)
+
+
+async def test_every_query_is_valid_and_described(engine: Engine) -> None:
+    from omnara.db.sqlfiles import Queries
+
+    async with engine.deps.db.acquire() as connection:
+        for group in (
+            "accounts", "agents", "calls", "catalog", "configs", "inputs", "interactions", "reads", "secrets",
+        ):  # fmt: skip
+            queries = Queries(group)
+            for name in queries:
+                await connection.prepare(queries[name])
+                assert queries.describe(name).description, f"{group}.{name}"
