@@ -42,8 +42,8 @@ def timestamp(value: datetime) -> str:
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def stored_event(owner: Owner, row: EventRow) -> str:
-    """Return the event object of a stored row. Never raises for what the row holds."""
+def stored_event(owner: Owner, row: EventRow) -> tuple[str, str]:
+    """Return kind and event object of a stored row. Never raises for what the row holds."""
     kind, payload = row.kind, row.payload
     try:
         decoded = decode_payload(kind, row.sequence, payload)
@@ -51,7 +51,7 @@ def stored_event(owner: Owner, row: EventRow) -> str:
             payload = encode_payload(decoded)
     except DamagedEvent:
         kind, payload = "model_output", _stand_in(row)
-    return _join(owner, row, kind, payload)
+    return kind, _join(owner, row, kind, payload)
 
 
 def live_event(owner: Owner, event: Event) -> str:
@@ -60,10 +60,12 @@ def live_event(owner: Owner, event: Event) -> str:
 
 
 def _join(owner: Owner, row: EventRow | Event, kind: str, payload: str) -> str:
+    # Only inputs open turns; a stand-in for a damaged one is no input any more.
+    opens = "true" if row.is_opening and kind == "agent_input" else "false"
     return (
         f'{{"id":"{ids.encode(IdKind.EVENT, row.id)}",{owner.text},'
         f'"turn_id":"{ids.encode(IdKind.TURN, row.turn_id)}","turn_sequence":{row.turn_sequence},'
-        f'"is_opening_event":{"true" if row.is_opening and kind == "agent_input" else "false"},"sequence":{row.sequence},"event_kind":"{kind}",'
+        f'"is_opening_event":{opens},"sequence":{row.sequence},"event_kind":"{kind}",'
         f'{payload[1:-1]},"created_at":"{timestamp(row.created_at)}"}}'
     )
 

@@ -182,13 +182,10 @@ class StreamWriter:
             await self._write(b"".join(parts))
 
     def _stored(self, row: EventRow) -> bytes:
-        event = stored_event(self._owner, row)
-        kind = row.kind
-        if kind == "model_output" and row.payload.startswith(_CALL_ID):
+        kind, event = stored_event(self._owner, row)
+        if row.payload.startswith(_CALL_ID):
             start = len(_CALL_ID)
             self._previews.output_sent(row.payload[start : row.payload.index('"', start)])
-        elif f'"event_kind":"{kind}"' not in event:
-            kind = "model_output"
         return frames.durable(row.sequence, kind, event)
 
     async def _finish(self) -> None:

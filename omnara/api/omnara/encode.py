@@ -116,7 +116,7 @@ def interaction(row: InteractionRow, org_id: UUID, project_id: UUID) -> AgentInt
 
 def event(owner: Owner, row: EventRow) -> Any:
     """An event, as ready-made JSON."""
-    return raw(stored_event(owner, row))
+    return raw(stored_event(owner, row)[1])
 
 
 def current_user(user: UserRow, orgs: list[MembershipRow]) -> CurrentUser:
