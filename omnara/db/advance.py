@@ -24,7 +24,7 @@ MAX_GROUP_BYTES = 1_000_000
 
 
 def advance_parameters(worker_id: UUID, items: Sequence[Advance]) -> list[Any]:
-    """The statement's 66 parameters for these items, in their order (which must be sorted by agent)."""
+    """The statement's 68 parameters for these items, in their order (which must be sorted by agent)."""
     return [worker_id, *_item_columns(items), *_event_columns(items), *_call_columns(items), *_other_columns(items)]
 
 
@@ -155,4 +155,6 @@ def _other_columns(items: Sequence[Advance]) -> list[list[Any]]:
         [number for number, _, _ in admitted],
         [input_id for _, input_id, _ in admitted],
         [position for _, _, position in admitted],
+        [item.seen[0] if item.seen else None for item in items],
+        [item.seen[1] if item.seen else None for item in items],
     ]

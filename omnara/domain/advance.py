@@ -99,7 +99,11 @@ class BeginStep(msgspec.Struct, frozen=True):
 
 
 class Advance(msgspec.Struct, frozen=True):
-    """One agent's part of the statement. See the module for the meaning; `size` estimates its bytes on the wire."""
+    """One agent's part of the statement. See the module for the meaning.
+
+    `seen` is set when a save is sent again: (next sequence, step number) of the hot row when it was read that the save
+    had not happened. Source: coordination §5 rule 6 (a repeat cannot write twice).
+    """
 
     agent_id: UUID
     claim_token: int
@@ -123,6 +127,14 @@ class Advance(msgspec.Struct, frozen=True):
     attempt: int | None = None
     retry_s: float | None = None
     ready_s: float | None = None
+    seen: tuple[int, int] | None = None
+
+    @property
+    def first_event(self) -> UUID | None:
+        """Id of the event at position 0, if there is one: its presence in the log proves that the save happened."""
+        if self.events:
+            return self.events[0].id
+        return self.begin.admit[0].event.id if self.begin is not None and self.begin.admit else None
 
     @property
     def size(self) -> int:

@@ -67,7 +67,10 @@ class HeldClaim(msgspec.Struct, frozen=True):
 
 
 class ClaimState(msgspec.Struct, frozen=True):
-    """The hot row and the evidence that tells what became of a save whose outcome is unknown."""
+    """The hot row and the evidence that tells what became of a save whose outcome is unknown.
+
+    `frontier` is that of the newest step.
+    """
 
     worker_id: UUID | None
     claim_token: int | None
@@ -82,3 +85,4 @@ class ClaimState(msgspec.Struct, frozen=True):
     step_state: str | None
     event_sequence: int | None
     read_at: Any
+    frontier: int | None = None

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from uuid import UUID
 
+import msgspec
 from prometheus_client import Histogram
 
 from omnara.db.advance import MAX_GROUP, MAX_GROUP_BYTES, advance
@@ -107,8 +108,9 @@ class Saver:
         batch: list[_Pending] = []
         size = 0
         agents: set[UUID] = set()
-        while self._queue and len(batch) < MAX_GROUP and (not batch or size < MAX_GROUP_BYTES):
-            if self._queue[0].item.agent_id in agents:
+        while self._queue and len(batch) < MAX_GROUP:
+            following = self._queue[0].item
+            if batch and (following.agent_id in agents or size + following.size > MAX_GROUP_BYTES):
                 break
             pending = self._queue.popleft()
             agents.add(pending.item.agent_id)
@@ -161,7 +163,7 @@ class Saver:
                         connection,
                         item.agent_id,
                         step_number=item.close.number if item.close else None,
-                        event_id=item.events[0].id if item.events else None,
+                        event_id=item.first_event,
                         from_sequence=item.known_next_sequence,
                     )
                 break
@@ -172,14 +174,17 @@ class Saver:
         if outcome is not None:
             _settle(pending, outcome)
             return
+        assert state is not None, "without the agent the claim is lost"
+        # The first try may still be on its way: the repeat is valid only for the row as it was read just now.
+        pending.item = msgspec.structs.replace(item, seen=(state.next_sequence, state.step_number))
         asyncio.get_running_loop().call_later(SKIPPED_RETRY_S, self._put, pending)
 
 
 def judge(item: Advance, state: ClaimState | None, worker_id: UUID | None) -> AdvanceOutcome | None:
     """Decide from the hot row and the evidence what became of a save; None means that it did not happen: save again.
 
-    Evidence, in this order: the first event is in the log; the closed step has the state that this save gives it; the
-    next step is open. A claim that is gone without evidence is lost
+    Evidence, in this order: the first event (of the step, or of an admission) is in the log; the closed step has the
+    state that this save gives it; the next step is open. A claim that is gone without evidence is lost
     (a plain release that did happen says the same to its caller: the claim is no longer held).
     """
     if state is None:
@@ -193,7 +198,8 @@ def judge(item: Advance, state: ClaimState | None, worker_id: UUID | None) -> Ad
         begun=begun,
         kept=held,
         first_sequence=state.event_sequence if state.event_sequence is not None else state.next_sequence,
-        next_sequence=state.next_sequence,
+        # What the step that began may see, not what somebody has added since.
+        next_sequence=state.frontier + 1 if begun and state.frontier is not None else state.next_sequence,
         inputs_gen=item.gen if begun else state.inputs_gen,
         turn_id=state.turn_id,
         turn_sequence=state.turn_sequence,

@@ -38,7 +38,8 @@ select s.worker_id, s.claim_token, s.epoch, s.next_sequence, s.inputs_gen, s.tur
        s.batch_sequence, s.ready_at is not null as ready,
        (select st.state from steps st where st.agent_id = s.agent_id and st.number = $2) as step_state,
        (select e.sequence from events e where e.agent_id = s.agent_id and e.sequence >= $4 and e.id = $3) as event_sequence,
-       statement_timestamp() as read_at
+       statement_timestamp() as read_at,
+       (select st.frontier from steps st where st.agent_id = s.agent_id and st.number = s.step_number) as frontier
 from agent_sched s where s.agent_id = $1;
 
 -- name: give_back
