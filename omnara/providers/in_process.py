@@ -24,6 +24,8 @@ from omnara.domain.stream import (
     StreamFault,
     TextDelta,
     TextStreamBlock,
+    ThinkingDelta,
+    ThinkingStreamBlock,
     ToolArgumentsDelta,
     ToolUseStreamBlock,
 )
@@ -80,7 +82,8 @@ def _announce(answer: Outcome, sink: Sink) -> None:
             sink(BlockStart(index, TextStreamBlock()))
             sink(TextDelta(index, block.text))
         else:
-            continue
+            sink(BlockStart(index, ThinkingStreamBlock()))
+            sink(ThinkingDelta(index, block.text))
         sink(BlockStop(index))
     reason = answer.stop_reason
     sink(MessageStop(Stop("unknown" if reason == "error" else reason, answer.usage)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
@@ -18,6 +19,8 @@ class Canned:
         self.headers = {"content-type": "text/event-stream"}
         self.requests: list[tuple[dict[str, str], bytes]] = []
         self.connections: set[object] = set()
+        self.turns_before_end = 0
+        """Turns of the event loop between the last piece and the end of the body."""
 
     def say(self, *events: object) -> None:
         """Send these values as the data of events; bytes and text go out as they are."""
@@ -32,6 +35,8 @@ class Canned:
         await response.prepare(request)
         for piece in self.pieces:
             await response.write(piece)
+        for _ in range(self.turns_before_end):
+            await asyncio.sleep(0)
         await response.write_eof()
         return response
 

@@ -351,6 +351,12 @@ async def test_the_in_process_model_is_a_function(gateway: ModelGateway) -> None
     assert (kinds.count(TextDelta), kinds.count(ToolArgumentsDelta), kinds.count(MessageStop)) == (3, 2, 3)
     assert driver.history.bytes_size == 0
 
+    thoughtful = Completed("end_turn", (ReasoningBlock("hm"), TextBlock("so")))
+    gateway.register("in_process", InProcessAdapter(lambda _: thoughtful))
+    driver.deltas.clear()
+    await driver.run("and?")
+    assert [delta.block_index for delta in driver.deltas if isinstance(delta, BlockStart)] == [0, 1]
+
     async def slow(call: ModelCall) -> Failed:
         return Failed(kind="transient", message="away")
 

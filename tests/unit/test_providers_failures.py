@@ -321,3 +321,12 @@ async def test_a_key_that_no_header_can_carry(gateway: ModelGateway, api_format:
     outcome = await driver.attempt()
     assert isinstance(outcome, Failed)
     assert outcome.kind == "auth"
+
+
+@pytest.mark.parametrize("api_format", FORMATS)
+async def test_words_about_signatures_mean_nothing_when_none_were_sent(gateway: ModelGateway, api_format: str) -> None:
+    """Otherwise a request that is wrong in another way would be sent once more for nothing."""
+    fault = HttpError(400, message="messages.1: Invalid `signature` in `thinking` block")
+    outcome, _ = await outcome_of(gateway, api_format, fault)
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == "invalid_request"

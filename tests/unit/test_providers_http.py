@@ -119,9 +119,11 @@ async def test_a_connector_can_be_given(endpoint: Canned) -> None:
     assert made[0].closed
 
 
-async def test_connections_are_used_again_and_redirects_are_not_followed(
-    gateway: ModelGateway, endpoint: Canned
+@pytest.mark.parametrize("turns", [0, 20])
+async def test_connections_are_used_again_even_if_the_body_ends_a_little_later(
+    gateway: ModelGateway, endpoint: Canned, turns: int
 ) -> None:
+    endpoint.turns_before_end = turns
     endpoint.say(*chunks({"content": "hi"}))
     for _ in range(3):
         assert isinstance(await attempt(gateway, target(endpoint)), Completed)
