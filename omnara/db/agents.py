@@ -36,6 +36,15 @@ class AgentRow(msgspec.Struct, frozen=True):
     model: str
 
 
+class AgentRef(msgspec.Struct, frozen=True):
+    """Where an agent belongs: all that a permission check needs."""
+
+    id: UUID
+    org_id: UUID
+    project_id: UUID
+    current_config_id: UUID
+
+
 class HotRow(msgspec.Struct):
     """A locked hot row. Mutable: a use case changes it and writes it back once, in the same transaction."""
 
@@ -83,6 +92,12 @@ async def find_agent(connection: Connection, agent_id: UUID) -> AgentRow | None:
     """Return an agent by id, archived or not."""
     row = await connection.fetchrow(_SQL["find_agent"], agent_id)
     return None if row is None else AgentRow(*row)
+
+
+async def locate_agent(connection: Connection, agent_id: UUID) -> AgentRef | None:
+    """Return where an agent belongs, archived or not."""
+    row = await connection.fetchrow(_SQL["locate_agent"], agent_id)
+    return None if row is None else AgentRef(*row)
 
 
 async def find_agent_by_key(connection: Connection, project_id: UUID, key: str) -> AgentRow | None:

@@ -15,7 +15,7 @@ import msgspec
 from omnara.access.principals import Principal
 from omnara.access.roles import ProjectAction, ProjectScope
 from omnara.db import agents, calls, inputs, interactions
-from omnara.db.agents import AgentRow
+from omnara.db.agents import AgentRef
 from omnara.db.connection import Connection
 from omnara.db.inputs import ResolvedInput
 from omnara.db.reads import EventRow
@@ -24,7 +24,7 @@ from omnara.domain.events import AgentInputPayload
 from omnara.engine.actors import ExternalActor, actor_for, check_actor
 from omnara.engine.appending import Appending
 from omnara.engine.deps import Deps, announce
-from omnara.engine.scope import AgentPath, agent_in_scope
+from omnara.engine.scope import AgentPath, locate
 from omnara.ids import IdKind, encode, new_uuid
 
 REASON: Final = "canceled"
@@ -47,7 +47,7 @@ async def cancel_agent(deps: Deps, p: Principal, path: AgentPath, *, actor: Exte
     """
 
     async def work(connection: Connection) -> tuple[UUID, Canceled]:
-        agent = await agent_in_scope(connection, p, path, ProjectAction.OPERATE)
+        agent = await locate(connection, p, path, ProjectAction.OPERATE)
         check_actor(p, actor)
         appending = await Appending.lock(connection, agent.id)
         if not turn_is_open(appending):
@@ -66,7 +66,7 @@ def turn_is_open(appending: Appending) -> bool:
 
 
 async def _cancel(
-    connection: Connection, p: Principal, agent: AgentRow, appending: Appending, actor: ExternalActor | None
+    connection: Connection, p: Principal, agent: AgentRef, appending: Appending, actor: ExternalActor | None
 ) -> Canceled:
     actor_id = await actor_for(connection, p, ProjectScope(agent.org_id, agent.project_id), actor)
     taken = appending.hot.worker_id is not None

@@ -13,7 +13,7 @@ import msgspec
 from omnara.access.principals import Principal
 from omnara.access.roles import ProjectAction, ProjectScope
 from omnara.db import agents, inputs, reads
-from omnara.db.agents import AgentRow
+from omnara.db.agents import AgentRef
 from omnara.db.connection import Connection
 from omnara.db.inputs import InputRow, ResolvedInput
 from omnara.domain.config_check import Draft
@@ -23,7 +23,7 @@ from omnara.engine.actors import actor_for
 from omnara.engine.appending import Appending
 from omnara.engine.configs import ConfigView, draft_of, store_draft, view
 from omnara.engine.deps import Deps, announce
-from omnara.engine.scope import AgentPath, agent_in_scope
+from omnara.engine.scope import AgentPath, locate
 from omnara.errors import IdempotencyKeyConflict, StateTransitionConflict
 from omnara.ids import IdKind, encode, new_uuid
 
@@ -65,15 +65,15 @@ async def change_agent_config(
     return changed
 
 
-async def _check(deps: Deps, p: Principal, path: AgentPath) -> AgentRow:
+async def _check(deps: Deps, p: Principal, path: AgentPath) -> AgentRef:
     async with deps.db.acquire() as connection:
-        return await agent_in_scope(connection, p, path, ProjectAction.MANAGE)
+        return await locate(connection, p, path, ProjectAction.MANAGE)
 
 
 async def _change(
     connection: Connection,
     p: Principal,
-    agent: AgentRow,
+    agent: AgentRef,
     draft: Draft,
     source: tuple[str, SourceFormat],
     expected: UUID | None,
@@ -136,7 +136,7 @@ async def add_config_change(
 
 
 async def _replay(
-    connection: Connection, agent: AgentRow, used: InputRow, config: ConfigView, actor_id: UUID | None
+    connection: Connection, agent: AgentRef, used: InputRow, config: ConfigView, actor_id: UUID | None
 ) -> ChangedConfig:
     """Return the earlier change with the same key. Source: api.md §8 (compares config and actor)."""
     if used.kind != "config_change" or used.config_id != config.row.id or used.actor_id != actor_id:

@@ -15,7 +15,7 @@ import msgspec
 from omnara.access.principals import Principal
 from omnara.access.roles import ProjectAction, ProjectScope
 from omnara.db import inputs
-from omnara.db.agents import AgentRow
+from omnara.db.agents import AgentRef
 from omnara.db.connection import Connection
 from omnara.db.inputs import InputRow, NewMessage
 from omnara.domain.content import InputBlock, TextBlock
@@ -23,7 +23,7 @@ from omnara.domain.text import clean, clean_text, is_blank
 from omnara.engine.actors import ExternalActor, actor_for, check_actor, known_actor
 from omnara.engine.appending import Appending, wake_if_runnable
 from omnara.engine.deps import Deps, announce
-from omnara.engine.scope import AgentPath, agent_in_scope
+from omnara.engine.scope import AgentPath, locate
 from omnara.engine.supersede import cancel_open_forms
 from omnara.errors import IdempotencyKeyConflict, InvalidRequest, RequestTooLarge, StateTransitionConflict
 from omnara.ids import new_uuid
@@ -69,7 +69,7 @@ async def create_input(
     """
 
     async def work(connection: Connection) -> _Accepted:
-        agent = await agent_in_scope(connection, p, path, ProjectAction.OPERATE)
+        agent = await locate(connection, p, path, ProjectAction.OPERATE)
         _check_request(p, actor, mode, cancel_open_interactions)
         message = NewMessage(id=new_uuid(), delivery_mode=mode, content=encode_blocks(blocks), key=key)
         known = await known_actor(connection, p, ProjectScope(agent.org_id, agent.project_id), actor)
@@ -107,7 +107,7 @@ def _check_request(p: Principal, actor: ExternalActor | None, mode: DeliveryMode
         raise InvalidRequest("cancel_open_interactions needs delivery_mode steering")
 
 
-async def _receive(connection: Connection, agent: AgentRow, message: NewMessage) -> _Accepted:
+async def _receive(connection: Connection, agent: AgentRef, message: NewMessage) -> _Accepted:
     row = await inputs.receive(connection, agent.id, message)
     if row is not None:
         return _Accepted(CreatedInput(True, row), agent.id)
@@ -117,7 +117,7 @@ async def _receive(connection: Connection, agent: AgentRow, message: NewMessage)
 async def _receive_locked(
     connection: Connection,
     p: Principal,
-    agent: AgentRow,
+    agent: AgentRef,
     message: NewMessage,
     actor: ExternalActor | None,
     *,
@@ -138,7 +138,7 @@ async def _receive_locked(
     return _Accepted(CreatedInput(True, row), agent.id, grew=appending.grew)
 
 
-async def _replay(connection: Connection, agent: AgentRow, message: NewMessage) -> CreatedInput:
+async def _replay(connection: Connection, agent: AgentRef, message: NewMessage) -> CreatedInput:
     """Answer a request that wrote nothing: its key was used, or the agent is archived.
 
     An exact replay succeeds even on an archived agent. Source: engine.md §4.

@@ -24,7 +24,7 @@ from omnara.domain.text import clean_text
 from omnara.engine.actors import ExternalActor, actor_for, check_actor
 from omnara.engine.appending import Appending
 from omnara.engine.deps import Deps, announce
-from omnara.engine.scope import AgentPath, agent_in_scope
+from omnara.engine.scope import AgentPath, locate
 from omnara.errors import Conflict, NotFound
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.tools.interactions import (
@@ -68,7 +68,7 @@ async def resolve(
     """
 
     async def work(connection: Connection) -> _Done:
-        agent = await agent_in_scope(connection, p, path, ProjectAction.OPERATE)
+        agent = await locate(connection, p, path, ProjectAction.OPERATE)
         check_actor(p, actor)
         appending = await Appending.lock(connection, agent.id)
         found = await interactions.find(connection, agent.id, interaction_id)

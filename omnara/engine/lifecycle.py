@@ -17,7 +17,7 @@ from omnara.engine.actors import actor_for
 from omnara.engine.appending import Appending
 from omnara.engine.cancel import stop_turn, turn_is_open
 from omnara.engine.deps import Deps, announce
-from omnara.engine.scope import AgentPath, agent_in_scope
+from omnara.engine.scope import AgentPath, locate
 from omnara.errors import NotFound, StateTransitionConflict
 
 
@@ -28,7 +28,7 @@ async def pause(deps: Deps, p: Principal, path: AgentPath) -> UUID:
     """
 
     async def work(connection: Connection) -> UUID:
-        agent = await agent_in_scope(connection, p, path, ProjectAction.OPERATE)
+        agent = await locate(connection, p, path, ProjectAction.OPERATE)
         appending = await Appending.lock(connection, agent.id)
         if appending.hot.gate == "paused":
             return agent.id
@@ -50,7 +50,7 @@ async def archive(deps: Deps, p: Principal, path: AgentPath) -> AgentRow:
     """
 
     async def work(connection: Connection) -> tuple[AgentRow, bool, bool]:
-        agent = await agent_in_scope(connection, p, path, ProjectAction.MANAGE)
+        agent = await locate(connection, p, path, ProjectAction.MANAGE)
         appending = await Appending.lock(connection, agent.id)
         if appending.hot.gate == "archived":
             return await _read(connection, agent.id), False, False

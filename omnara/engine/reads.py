@@ -24,7 +24,7 @@ from omnara.db.connection import Connection
 from omnara.db.interactions import InteractionRow
 from omnara.db.reads import AgentSort, EventRow, OverviewRow, StepRow, TurnRow
 from omnara.engine.deps import Deps
-from omnara.engine.scope import AgentPath, agent_in_scope, org_in_scope, project_in_scope
+from omnara.engine.scope import AgentPath, agent_in_scope, locate, org_in_scope, project_in_scope
 from omnara.errors import Forbidden, InvalidRequest, NotFound
 
 T = TypeVar("T")
@@ -154,12 +154,6 @@ async def events_before(deps: Deps, p: Principal, path: AgentPath, sequence: int
     return EventPage(agent, page.rows[::-1], page.more)
 
 
-async def stream_events(deps: Deps, agent_id: UUID, sequence: int, limit: int) -> list[EventRow]:
-    """Return events after `sequence` for a stream whose reader was checked when it opened."""
-    async with deps.db.acquire() as connection:
-        return await db.events_after(connection, agent_id, sequence, limit)
-
-
 async def list_turn_events(
     deps: Deps, p: Principal, path: AgentPath, turn_id: UUID, before: int, limit: int
 ) -> EventPage:
@@ -214,7 +208,7 @@ async def list_tool_calls(
 ) -> Page[CallRow]:
     """Return tool calls, oldest first."""
     async with deps.db.acquire() as connection:
-        agent = await agent_in_scope(connection, p, path, ProjectAction.READ)
+        agent = await locate(connection, p, path, ProjectAction.READ)
         rows = await calls.list_calls(
             connection, agent.id, state=state, call_type=call_type, after=after, limit=limit + 1
         )
@@ -240,7 +234,7 @@ async def list_interactions(
 async def list_steps(deps: Deps, p: Principal, path: AgentPath, *, after: int = 0, limit: int = 100) -> Page[StepRow]:
     """Return the journal after step `after`, oldest first."""
     async with deps.db.acquire() as connection:
-        agent = await agent_in_scope(connection, p, path, ProjectAction.READ)
+        agent = await locate(connection, p, path, ProjectAction.READ)
         rows = await db.list_steps(connection, agent.id, after, limit + 1)
     return _page(rows, limit)
 

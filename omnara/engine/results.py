@@ -22,7 +22,7 @@ from omnara.domain.text import clean, clean_text
 from omnara.engine.appending import Appending, wake_if_runnable
 from omnara.engine.deps import Deps, announce
 from omnara.engine.inputs import MAX_TEXT_BYTES
-from omnara.engine.scope import AgentPath, agent_in_scope
+from omnara.engine.scope import AgentPath, locate
 from omnara.errors import Conflict, InvalidRequest, NotFound, RequestTooLarge
 
 
@@ -49,7 +49,7 @@ async def submit_result(
     """
 
     async def work(connection: Connection) -> SubmittedResult:
-        agent = await agent_in_scope(connection, p, path, ProjectAction.OPERATE)
+        agent = await locate(connection, p, path, ProjectAction.OPERATE)
         cleaned = clean_result(blocks)
         appending = await Appending.lock(connection, agent.id)
         call = await calls.find_call(connection, agent.id, call_id)

@@ -24,7 +24,7 @@ from omnara.domain.events import AgentInputPayload, DamagedEvent, Event, ModelOu
 from omnara.domain.state import LogState, fold
 from omnara.engine.appending import Appending
 from omnara.engine.deps import Deps, announce
-from omnara.engine.scope import AgentPath, agent_in_scope
+from omnara.engine.scope import AgentPath, locate
 from omnara.errors import Conflict, StateTransitionConflict
 
 PAGE: Final = 1000
@@ -50,7 +50,7 @@ async def resume(deps: Deps, p: Principal, path: AgentPath, *, force: bool = Fal
     """
 
     async def work(connection: Connection) -> tuple[Resumed, bool, bool]:
-        agent = await agent_in_scope(connection, p, path, ProjectAction.OPERATE)
+        agent = await locate(connection, p, path, ProjectAction.OPERATE)
         appending = await Appending.lock(connection, agent.id)
         hot = appending.hot
         if hot.gate == "archived":

@@ -12,7 +12,7 @@ import msgspec
 from omnara.access.principals import Principal
 from omnara.access.roles import OrgAction, ProjectAction, ProjectScope, require
 from omnara.db import agents
-from omnara.db.agents import AgentRow
+from omnara.db.agents import AgentRef, AgentRow
 from omnara.db.connection import Connection
 from omnara.errors import Forbidden, NotFound
 
@@ -25,12 +25,26 @@ class AgentPath(msgspec.Struct, frozen=True):
     project_id: UUID | None = None
 
 
-async def agent_in_scope(connection: Connection, p: Principal, path: AgentPath, action: ProjectAction) -> AgentRow:
-    """Return the agent if the caller may do `action` to it. Takes no lock.
+async def locate(connection: Connection, p: Principal, path: AgentPath, action: ProjectAction) -> AgentRef:
+    """Return where the agent belongs if the caller may do `action` to it. One look-up by key; takes no lock.
 
     Raises NotFound (also when the path's organization or project is not the agent's) and Forbidden.
     """
+    agent = await agents.locate_agent(connection, path.agent_id)
+    _check(p, path, agent, action)
+    assert agent is not None, "_check raised"
+    return agent
+
+
+async def agent_in_scope(connection: Connection, p: Principal, path: AgentPath, action: ProjectAction) -> AgentRow:
+    """Return the agent as it is shown, if the caller may do `action` to it. Raises as `locate` does."""
     agent = await agents.find_agent(connection, path.agent_id)
+    _check(p, path, agent, action)
+    assert agent is not None, "_check raised"
+    return agent
+
+
+def _check(p: Principal, path: AgentPath, agent: AgentRow | AgentRef | None, action: ProjectAction) -> None:
     if agent is None:
         if path.org_id is not None and path.project_id is not None:
             require(p, ProjectAction.READ, ProjectScope(path.org_id, path.project_id))
@@ -38,7 +52,6 @@ async def agent_in_scope(connection: Connection, p: Principal, path: AgentPath, 
     if path.org_id not in (None, agent.org_id) or path.project_id not in (None, agent.project_id):
         raise NotFound
     require(p, action, ProjectScope(agent.org_id, agent.project_id))
-    return agent
 
 
 def project_in_scope(p: Principal, project: ProjectScope, action: ProjectAction) -> None:

@@ -8,6 +8,10 @@ join configured_models m on m.id = c.configured_model_id
 join model_provider_configs p on p.id = m.provider_config_id
 where a.id = $1;
 
+-- name: locate_agent
+-- Where an agent belongs: all that a permission check needs. Index: agents_pkey.
+select id, org_id, project_id, current_config_id from agents where id = $1;
+
 -- name: find_agent_by_key
 -- The agent that an Idempotency-Key launched. Index: agents_project_id_idempotency_key_key.
 select a.id, a.org_id, a.project_id, a.name, a.current_config_id, a.created_at, a.updated_at, a.archived_at,

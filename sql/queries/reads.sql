@@ -55,11 +55,15 @@ left join steps st on st.agent_id = o.agent_id and st.number = o.last_step
 where o.agent_id = $1;
 
 -- name: last_output
--- The newest model output with text. Reads backwards from the end of the log. Index: events_pkey.
-select payload from events
-where agent_id = $1 and kind = 'model_output'
-  and payload::jsonb @? '$.content_blocks[*] ? (@.type == "text")'
-order by sequence desc limit 1;
+-- The newest model output with text that is not voided. Reads backwards from the end of the log, and looks into damaged
+-- rows without failing. Index: events_pkey, agent_sched_pkey.
+select e.payload
+from agent_sched s join events e on e.agent_id = s.agent_id
+where s.agent_id = $1 and e.kind = 'model_output' and not s.void @> e.sequence
+  and case when json_typeof(e.payload -> 'content_blocks') = 'array'
+           then exists (select from json_array_elements(e.payload -> 'content_blocks') b where b ->> 'type' = 'text')
+           else false end
+order by e.sequence desc limit 1;
 
 -- name: usage_sums
 -- Tokens of all steps of an agent, added up over whatever counters their usage holds. Index: steps_pkey.
