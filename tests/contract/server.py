@@ -201,7 +201,7 @@ async def api_server(
         server.org, server.project = first
         yield server
         await server.hub.drain(Deadline(1))
-    assert checker.violations == []
+    assert not checker.violations, "\n".join(checker.violations)
 
 
 async def _set_up(connect: ConnectSettings, settings: Settings, key: str) -> tuple[str, str]:
