@@ -30,7 +30,7 @@ from omnara.tools.ssrf import is_public
 from omnara.vault import KeyRing
 from omnara.worker import Identity, IdentityTimes, Worker
 
-__all__ = ["Parts", "build"]
+__all__ = ["Parts", "build", "build_gateway"]
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -40,15 +40,20 @@ class Parts(msgspec.Struct, frozen=True):
     services: tuple[Service, ...]
 
 
-def build(settings: Settings, database: ConnectSettings, ring: KeyRing, metrics: Metrics) -> Parts:
+def build_gateway(settings: Settings) -> ModelGateway:
+    """Return the door to models, guarded by the operator's list of private hosts. No I/O."""
+    return ModelGateway(check_address=address_check(_allow_list(settings)))
+
+
+def build(
+    settings: Settings, database: ConnectSettings, ring: KeyRing, metrics: Metrics, gateway: ModelGateway
+) -> Parts:
     """Build the parts of a process without touching database or network.
 
     Start order: connections, identity, hints, feed link, maintenance, worker, streams, API. So work begins only when
     its results can be announced, and the API answers last; the stop goes the other way, the saves before the sign-off.
     """
-    allow = parse_allow_list(",".join(settings.allowed_private_hosts))
-    gateway = ModelGateway(check_address=address_check(allow))
-    pools = Pools(database, gateway, metrics)
+    pools = Pools(database, metrics)
     identity = Identity(database, _times(settings, embedded=database.embedded), sorted(settings.roles))
     works = bool(settings.roles & {"worker", "maintenance"})
     hints = HintService(database, pools.session, on_connect=identity.hold if works else None)
@@ -75,7 +80,7 @@ def build(settings: Settings, database: ConnectSettings, ring: KeyRing, metrics:
     if "maintenance" in settings.roles:
         services.append(Upkeep(deps, database))
     if "worker" in settings.roles:
-        tools = ToolContext(extractor=Extractor(), allow=allow)
+        tools = ToolContext(extractor=Extractor(), allow=_allow_list(settings))
         worker = Worker(deps, database, identity, hints.bus, pools.session, PlanSource(deps.models), tools)
         identity.listen(worker)
         services.append(worker)
@@ -83,6 +88,10 @@ def build(settings: Settings, database: ConnectSettings, ring: KeyRing, metrics:
         hub = build_hub(deps)
         services += [hub, Listener("api", ApiRunner(build_app(deps, hub)), settings.listen)]
     return Parts(deps, tuple(services))
+
+
+def _allow_list(settings: Settings) -> AllowList:
+    return parse_allow_list(",".join(settings.allowed_private_hosts))
 
 
 def _times(settings: Settings, *, embedded: bool) -> IdentityTimes:

@@ -1,4 +1,4 @@
-"""The connections and clients that other parts share, as the first service to start and the last to stop."""
+"""The database connections that other parts share, as the first service to start and the last to stop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from omnara.db.connection import ConnectSettings, ConnKind
 from omnara.db.dedicated import Dedicated
 from omnara.db.pool import ApiPool
 from omnara.metrics import Metrics
-from omnara.providers.gateway import ModelGateway
 
 __all__ = ["Pools"]
 
@@ -19,10 +18,9 @@ class Pools:
 
     name = "connections"
 
-    def __init__(self, database: ConnectSettings, gateway: ModelGateway, metrics: Metrics) -> None:
+    def __init__(self, database: ConnectSettings, metrics: Metrics) -> None:
         self.api = ApiPool(database)
         self.session = Dedicated(database, ConnKind.CLAIMER)
-        self._gateway = gateway
         metrics.pool_connections.labels("used").set_function(lambda: self.api.in_use)
         metrics.pool_connections.labels("limit").set_function(lambda: self.api.size)
 
@@ -38,7 +36,6 @@ class Pools:
         """Everybody still needs them."""
 
     async def stop(self) -> None:
-        """Close connections and model clients."""
-        await self._gateway.close()
+        """Close the connections."""
         await self.session.close()
         await self.api.close()

@@ -18,11 +18,12 @@ from omnara.app.database import bring_up_to_date, check_room, open_database
 from omnara.app.first_start import set_up
 from omnara.app.keyring import load_ring
 from omnara.app.listeners import ops_listener
-from omnara.app.parts import Parts, build
+from omnara.app.parts import Parts, build, build_gateway
 from omnara.db.connection import ConnectSettings
 from omnara.db.service import ping
 from omnara.log import get_logger
 from omnara.metrics import Metrics
+from omnara.providers.gateway import ModelGateway
 from omnara.service import Crashed, Shutdown, Stopped, Supervisor
 from omnara.settings import Settings, unknown_variables
 
@@ -55,22 +56,28 @@ async def serve(settings: Settings) -> int:
             ops = ops_listener(settings.ops_listen, metrics, state.check)
             stack.push_async_callback(ops.stop)
             await ops.start()
+            gateway = build_gateway(settings)
+            stack.push_async_callback(gateway.close)
+            if "worker" in settings.roles:
+                # The providers' libraries take over a second to import: beside the database's start it costs nothing.
+                warming = asyncio.create_task(gateway.warm(), name="warm-gateway")
+                stack.push_async_callback(_ended, warming)
             try:
                 database = await _unless(shutdown, stack.enter_async_context(open_database(settings)))
-                parts = await _unless(shutdown, _prepare(settings, database, metrics))
+                parts = await _unless(shutdown, _prepare(settings, database, metrics, gateway))
             except _StopAsked:
                 log.info("stopped during the start")
                 return EXIT_STOPPED
             return await _run(parts, settings, metrics, state, shutdown)
 
 
-async def _prepare(settings: Settings, database: ConnectSettings, metrics: Metrics) -> Parts:
+async def _prepare(settings: Settings, database: ConnectSettings, metrics: Metrics, gateway: ModelGateway) -> Parts:
     """Check the database, bring the schema up to date, set up what a first start sets up, build the parts."""
     ring = load_ring(settings, embedded=database.embedded)
     await check_room(database)
     await bring_up_to_date(database)
     await set_up(database, ring, settings)
-    return build(settings, database, ring, metrics)
+    return build(settings, database, ring, metrics, gateway)
 
 
 async def _run(parts: Parts, settings: Settings, metrics: Metrics, state: _State, shutdown: Shutdown) -> int:
@@ -128,6 +135,14 @@ async def _unless(shutdown: Shutdown, work: Awaitable[T]) -> T:
         for future in (working, asked):
             future.cancel()
         await asyncio.gather(working, asked, return_exceptions=True)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Wait for a task that cannot be cut (an import in a thread), and log what it failed with."""
+    try:
+        await task
+    except Exception as error:  # noqa: BLE001 - a library that does not load shows again, with its reason, in the first model call
+        log.warning("the providers' libraries did not load", error=type(error).__name__, detail=str(error))
 
 
 @contextlib.contextmanager

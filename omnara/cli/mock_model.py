@@ -40,8 +40,6 @@ def command(
       ANTHROPIC_API_KEY=x ANTHROPIC_BASE_URL=http://127.0.0.1:8090 \\
         OMNARA_ALLOWED_PRIVATE_HOSTS=127.0.0.1:8090 omnara serve
     """
-    import asyncio
-
     from omnara.errors import ConfigurationError
     from omnara.testing.catalog import parse_script
     from omnara.testing.mock import run_mock_model
@@ -56,9 +54,8 @@ def command(
         click.echo(f"listening on {url} (base URLs: {url}/v1)")
 
     async def serve() -> None:
-        loop = asyncio.get_running_loop()
-        serving = asyncio.create_task(
-            run_mock_model(
+        try:
+            await run_mock_model(
                 host,
                 port,
                 delay_ms=delay_ms,
@@ -70,15 +67,6 @@ def command(
                 fast=fast,
                 ready=ready,
             )
-        )
-        import signal
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, serving.cancel)
-        try:
-            await serving
-        except asyncio.CancelledError:
-            click.echo("stopped")
         except OSError as error:
             raise ConfigurationError(
                 f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -51,8 +52,22 @@ def _text(value: Any) -> str:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end in an event loop of its own, on uvloop."""
+    """Run `work` to its end in an event loop of its own, on uvloop. SIGTERM cancels it, as Ctrl-C does."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
+        return runner.run(_cancelled_by_sigterm(work))
+
+
+async def _cancelled_by_sigterm(work: Coroutine[Any, Any, T]) -> T:
+    """Cancel this task at SIGTERM, so that what a command has started is cleaned up."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        raise click.Abort from None
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)

@@ -45,8 +45,11 @@ class Striker:
         self._struck = False
 
     def too_late(self) -> None:
-        """Call when the agent is done. Raises ServerFailed if the blow has not fallen: nothing was shown then."""
-        if not self._struck:
+        """Call when the agent is done. Raises ServerFailed if the blow cannot fall any more: nothing was shown then."""
+        model = self._stage.model
+        # The last answer may be saved and shown in the milliseconds that its kill was planned for.
+        due = self._plan.point == "during_save" and model is not None and any(_answered(model.log, self._plan.turn))
+        if not self._struck and not due:
             raise ServerFailed("the agent was done before the planned kill; try another --seed")
 
     async def strike(self) -> Blow:
@@ -99,14 +102,24 @@ class Striker:
                 await self._hands.until(lambda hands: hands.deltas > deltas)
 
     async def _next_step(self, events: int, requests: int) -> float:
-        """Return when, on the monotonic clock, the agent visibly went on: a model request, or a new event."""
-        model = self._stage.model
-        async with asyncio.timeout(WAIT_S):
-            if model is not None:
-                await model.log.until(lambda log: log.counts.requests > requests, WAIT_S)
-            else:
-                await self._hands.until(lambda hands: len(hands.events) > events)
-        return monotonic()
+        """Return when, on the monotonic clock, the agent visibly went on: it asked the model, or its turn was over."""
+        model, hands = self._stage.model, self._hands
+        if model is None:
+            signs = [asyncio.create_task(hands.until(lambda hands: len(hands.events) > events))]
+        else:
+            signs = [
+                asyncio.create_task(model.log.until(lambda log: log.counts.requests > requests, WAIT_S)),
+                asyncio.create_task(hands.until(lambda hands: hands.done)),
+            ]
+        try:
+            done, _ = await asyncio.wait(signs, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise ServerFailed(f"the agent did not go on within {WAIT_S:g} s\n{self._stage.server.log_tail()}")
+            return monotonic()
+        finally:
+            for sign in signs:
+                sign.cancel()
+            await asyncio.gather(*signs, return_exceptions=True)
 
 
 def _answered(log: RequestLog, turn: int) -> list[bool]:

@@ -40,6 +40,7 @@ class Hands:
         self.refused_answers = 0
         self.reconnects = 0
         self.deltas = 0
+        self.done = False
         self._changed = asyncio.Event()
 
     @property
@@ -62,6 +63,7 @@ class Hands:
         async with self._client.stream(self._agent, deltas=True) as stream:
             async for item in stream:
                 self.reconnects = stream.reconnects
+                # Waiters run only after this handler has gone on to its next wait, so they see what it has done.
                 self._changed.set()
                 if not isinstance(item, Event):
                     self.deltas += isinstance(item, Delta)
@@ -73,6 +75,7 @@ class Hands:
                     if work is not None:
                         group.create_task(work)
                 if item.kind == "model_output" and turn_is_over(self.events):
+                    self.done = True
                     return item
         raise AssertionError("a stream has no end of its own")
 
