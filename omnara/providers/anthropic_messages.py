@@ -140,7 +140,10 @@ class _Assembler:
             return
         for name in usage.__struct_fields__:
             value = getattr(usage, name)
-            if value is not None:
+            if isinstance(value, int):
+                # The counts only grow, and some endpoints send zeros at one end of the stream.
+                setattr(self._usage, name, max(value, getattr(self._usage, name) or 0))
+            elif value is not None:
                 setattr(self._usage, name, value)
 
     def _replay(self) -> bytes | None:

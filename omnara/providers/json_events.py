@@ -45,10 +45,14 @@ class EventDecoder(Generic[T]):
             value = json.loads(data.decode("utf-8", "replace"))
         except (ValueError, RecursionError) as error:
             raise BadEvent("an event of the stream is not JSON") from error
-        if self._tags is not None and (not isinstance(value, dict) or value.get(self._tag_field) not in self._tags):
+        if self._tags is not None and not self._knows(value):
             return None
         try:
             converted: T = msgspec.convert(value, self._union)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise BadEvent(f"an event of the stream does not fit its kind: {error}") from error
         return converted
+
+    def _knows(self, value: Any) -> bool:
+        tag = value.get(self._tag_field) if isinstance(value, dict) else None
+        return isinstance(tag, str) and tag in (self._tags or ())

@@ -98,7 +98,7 @@ class _Assembler:
             self._usage = _usage(chunk.usage)
             fresh = True
         for choice in chunk.choices or ():
-            if choice.index == 0 and self._choice(choice):
+            if not choice.index and self._choice(choice):
                 fresh = True
         return fresh
 
@@ -116,11 +116,13 @@ class _Assembler:
         fresh = False
         delta = choice.delta
         if delta is not None:
-            if delta.content:
+            if isinstance(delta.content, str) and delta.content:
                 fresh = self._add("text", delta.content)
-            elif delta.tool_calls:
-                for part in delta.tool_calls:
-                    self._call(part)
+            elif isinstance(delta.content, list):
+                for part in delta.content:
+                    fresh = self._part(part) or fresh
+            for call in delta.tool_calls or ():
+                self._call(call)
                 fresh = True
             thought = delta.reasoning_content or delta.reasoning
             if thought:
@@ -144,6 +146,19 @@ class _Assembler:
         self._output.add(index, piece)
         return True
 
+    def _part(self, part: Any) -> bool:
+        """A typed part of a content list; kinds that are not known add nothing."""
+        if not isinstance(part, dict):
+            return False
+        text, thought = part.get("text"), part.get("thinking")
+        if part.get("type") == "text" and isinstance(text, str) and text:
+            return self._add("text", text)
+        if part.get("type") == "thinking" and isinstance(thought, list):
+            texts = [item.get("text") for item in thought if isinstance(item, dict)]
+            whole = "".join(piece for piece in texts if isinstance(piece, str))
+            return bool(whole) and self._add("thinking", whole)
+        return False
+
     def _close_open(self) -> None:
         for kind, index in self._open.items():
             if index >= 0:
@@ -163,12 +178,13 @@ class _Assembler:
             call.extra = part.extra_content
         if call.index < 0 and function.name:
             self._begin(call, function.name)
-        if not function.arguments:
-            return
+        arguments = function.arguments or ""
+        if isinstance(arguments, dict):
+            arguments = msgspec.json.encode(arguments).decode()
         if call.index < 0:
-            call.held += function.arguments
+            call.held += arguments
         else:
-            self._output.add(call.index, function.arguments)
+            self._output.add(call.index, arguments)
 
     def _find(self, part: wire.CallDelta) -> _Call | None:
         """The call that a piece belongs to. A new id starts a new call, also under an index that was used."""

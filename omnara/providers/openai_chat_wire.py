@@ -10,10 +10,10 @@ from omnara.providers.json_events import EventDecoder
 
 
 class Function(msgspec.Struct):
-    """A piece of a call."""
+    """A piece of a call. Some imitators give the arguments whole and decoded."""
 
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class CallDelta(msgspec.Struct):
@@ -26,9 +26,9 @@ class CallDelta(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """What a chunk adds. Reasoning has two names among the imitators."""
+    """What a chunk adds. Among the imitators reasoning has two names, and content may be a list of parts."""
 
-    content: str | None = None
+    content: str | list[Any] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -38,7 +38,7 @@ class Delta(msgspec.Struct):
 class Choice(msgspec.Struct):
     """One answer; only the first is asked for."""
 
-    index: int = 0
+    index: int | None = 0
     delta: Delta | None = None
     finish_reason: str | None = None
 

@@ -130,6 +130,16 @@ async def test_a_success_that_makes_no_sense_is_tried_again(
     assert (outcome.kind, outcome.provider_code) == ("unknown", "malformed_answer")
 
 
+async def test_content_in_parts_and_arguments_that_are_already_decoded(gateway: ModelGateway, endpoint: Canned) -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}, 7]}
+    parts = {"content": [thought, {"type": "text", "text": "so"}, {"type": "reference", "ids": [1]}, 7]}
+    whole = {"tool_calls": [{"id": "a", "function": {"name": "look", "arguments": {"n": 1}}}]}
+    events = [{"choices": [{"index": None, "delta": delta}]} for delta in (parts, whole)]
+    outcome = await answer(gateway, endpoint, *events, *chunks(finish="tool_calls"))
+    assert outcome.blocks[:2] == (ReasoningBlock("hm"), TextBlock("so"))
+    assert wanted(outcome) == [("a", "look", {"n": 1})]
+
+
 async def test_a_refusal_reasoning_and_usage(gateway: ModelGateway, endpoint: Canned) -> None:
     usage = {
         "prompt_tokens": 10,
