@@ -88,11 +88,7 @@ async def test_cancel_during_backoff_forgets_the_retry(engine: Engine) -> None:
     path = await engine.agent("go")
     claim = await engine.claim(path)
     await engine.begin_model(claim)
-    await engine.fetch(
-        "update agent_sched set worker_id = null, claim_token = null, attempt = 3, "
-        "retry_at = now() + interval '1 hour', ready_at = now() + interval '1 hour' where agent_id = $1",
-        path.agent_id,
-    )
+    await engine.park(claim)
     await message(engine, path, "next")
     await cancel_agent(engine.deps, engine.p, path)
     hot = await engine.assert_coherent(path)
@@ -255,7 +251,7 @@ async def test_force_skips_the_notice_of_the_crash(engine: Engine) -> None:
     await message(engine, path, "next")
     from omnara.engine.recovery import quarantine
 
-    assert await quarantine(engine.deps, claim, engine.worker_id, (2, 3), "event 2 is damaged")
+    assert await quarantine(engine.deps, claim, engine.worker_id, [(2, 3)], "event 2 is damaged")
     with pytest.raises(StateTransitionConflict, match="event 2 is damaged"):
         await resume(engine.deps, engine.p, path)
     resumed = await resume(engine.deps, engine.p, path, force=True)

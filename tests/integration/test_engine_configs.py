@@ -77,39 +77,39 @@ async def test_limits_are_those_of_today(engine: Engine) -> None:
         await create_config(engine.deps, engine.p, engine.project, YAML + "#\n", "yaml")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"model": {"provider_config": "ghost", "name": "small"}},
-            "model.provider_config: is not the name of a provider",
-        ),
-        ({"model": {"provider_config": "lab", "name": "ghost"}}, "model.name: is not the name of a model"),
-        (
-            {"model": {"provider_config": "lab", "name": "small", "reasoning": {"effort": "max"}}},
-            "model.reasoning.effort: must be one of high, low",
-        ),
-        (
-            {"model": {"provider_config": "lab", "name": "small", "default_max_output_tokens": 9000}},
-            "default_max_output_tokens: must not be larger than 8000",
-        ),
-        (
-            {
-                "model": {
-                    "provider_config": "lab",
-                    "name": "small",
-                    "default_max_output_tokens": 500,
-                    "context_window_tokens": 500,
-                }
-            },
-            "must be smaller than context_window_tokens",
-        ),
-    ],
-)
-async def test_what_the_catalogue_does_not_have(engine: Engine, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        await create_config(engine.deps, engine.p, engine.project, source(**changes), "json")
-    assert not await engine.fetch("select from agent_configs")
+WHAT_THE_CATALOGUE_DOES_NOT_HAVE: list[Any] = [
+    (
+        {"model": {"provider_config": "ghost", "name": "small"}},
+        "model.provider_config: is not the name of a provider",
+    ),
+    ({"model": {"provider_config": "lab", "name": "ghost"}}, "model.name: is not the name of a model"),
+    (
+        {"model": {"provider_config": "lab", "name": "small", "reasoning": {"effort": "max"}}},
+        "model.reasoning.effort: must be one of high, low",
+    ),
+    (
+        {"model": {"provider_config": "lab", "name": "small", "default_max_output_tokens": 9000}},
+        "default_max_output_tokens: must not be larger than 8000",
+    ),
+    (
+        {
+            "model": {
+                "provider_config": "lab",
+                "name": "small",
+                "default_max_output_tokens": 500,
+                "context_window_tokens": 500,
+            }
+        },
+        "must be smaller than context_window_tokens",
+    ),
+]
+
+
+async def test_what_the_catalogue_does_not_have(engine: Engine) -> None:
+    for changes, message in WHAT_THE_CATALOGUE_DOES_NOT_HAVE:
+        with pytest.raises(InvalidRequest, match=message):
+            await create_config(engine.deps, engine.p, engine.project, source(**changes), "json")
+        assert not await engine.fetch("select from agent_configs")
 
 
 async def test_grant_and_tool_support_are_needed(engine: Engine) -> None:
@@ -155,11 +155,7 @@ async def test_during_a_turn_it_joins_and_restarts_a_pending_retry(engine: Engin
     path = await engine.agent("go")
     claim = await engine.claim(path)
     await engine.begin_model(claim)
-    await engine.fetch(
-        "update agent_sched set worker_id = null, claim_token = null, attempt = 4, "
-        "retry_at = now() + interval '1 hour', ready_at = now() + interval '1 hour' where agent_id = $1",
-        path.agent_id,
-    )
+    await engine.park(claim)
     await change(engine, path)
     hot = await engine.assert_coherent(path)
     assert (hot["turn_sequence"], hot["turn_open"], hot["attempt"], hot["retry_at"]) == (2, True, 0, None)

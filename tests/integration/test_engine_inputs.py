@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -110,23 +111,21 @@ async def test_accepted_and_kept_behind_a_closed_gate(engine: Engine, gate: str)
     assert (await engine.hot(path))["gate"] == gate
 
 
-@pytest.mark.parametrize(
-    ("blocks", "error"),
-    [
-        ([], InvalidRequest),
-        ([TextBlock(" \t\n")], InvalidRequest),
-        ([TextBlock("a"), TextBlock("")], InvalidRequest),
-        ([MediaRefBlock("art_x")], InvalidRequest),
-        ([TextBlock("x" * (1024 * 1024))], RequestTooLarge),
-    ],
-)
-async def test_what_no_provider_would_take_is_refused(
-    engine: Engine, blocks: list[inputs.InputBlock], error: type[Exception]
-) -> None:
+WHAT_NO_PROVIDER_WOULD_TAKE_IS_REFUSED: list[Any] = [
+    ([], InvalidRequest),
+    ([TextBlock(" \t\n")], InvalidRequest),
+    ([TextBlock("a"), TextBlock("")], InvalidRequest),
+    ([MediaRefBlock("art_x")], InvalidRequest),
+    ([TextBlock("x" * (1024 * 1024))], RequestTooLarge),
+]
+
+
+async def test_what_no_provider_would_take_is_refused(engine: Engine) -> None:
     path = await engine.agent()
-    with pytest.raises(error):
-        await create_input(engine.deps, engine.p, path, blocks)
-    assert not await engine.fetch("select from inputs where kind = 'content'")
+    for blocks, error in WHAT_NO_PROVIDER_WOULD_TAKE_IS_REFUSED:
+        with pytest.raises(error):
+            await create_input(engine.deps, engine.p, path, blocks)
+        assert not await engine.fetch("select from inputs where kind = 'content'")
 
 
 async def test_nul_and_lone_surrogates_become_replacement_characters(engine: Engine) -> None:

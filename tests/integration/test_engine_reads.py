@@ -30,29 +30,32 @@ async def story(engine: Engine) -> AgentPath:
     return path
 
 
-@pytest.mark.parametrize("limit", [1, 2, 4, 9, 50])
-async def test_events_forwards_and_backwards(engine: Engine, limit: int) -> None:
+EVENTS_FORWARDS_AND_BACKWARDS: list[Any] = [1, 2, 4, 9, 50]
+
+
+async def test_events_forwards_and_backwards(engine: Engine) -> None:
     path = await story(engine)
-    seen: list[int] = []
-    after = 0
-    while True:
-        page = await reads.events_after(engine.deps, engine.p, path, after, limit)
-        seen += [row.sequence for row in page.rows]
-        if not page.more:
-            break
-        after = page.rows[-1].sequence
-    assert seen == list(range(1, 10))
-    back: list[int] = []
-    before = 0
-    while True:
-        page = await reads.events_before(engine.deps, engine.p, path, before, limit)
-        back = [row.sequence for row in page.rows] + back
-        if not page.more:
-            break
-        before = page.rows[0].sequence
-    assert back == seen
-    empty = await reads.events_after(engine.deps, engine.p, path, 9, limit)
-    assert (empty.rows, empty.more) == ([], False)
+    for limit in EVENTS_FORWARDS_AND_BACKWARDS:
+        seen: list[int] = []
+        after = 0
+        while True:
+            page = await reads.events_after(engine.deps, engine.p, path, after, limit)
+            seen += [row.sequence for row in page.rows]
+            if not page.more:
+                break
+            after = page.rows[-1].sequence
+        assert seen == list(range(1, 10))
+        back: list[int] = []
+        before = 0
+        while True:
+            page = await reads.events_before(engine.deps, engine.p, path, before, limit)
+            back = [row.sequence for row in page.rows] + back
+            if not page.more:
+                break
+            before = page.rows[0].sequence
+        assert back == seen
+        empty = await reads.events_after(engine.deps, engine.p, path, 9, limit)
+        assert (empty.rows, empty.more) == ([], False)
 
 
 async def test_turns_with_their_noteworthy_events(engine: Engine) -> None:
@@ -110,46 +113,49 @@ async def test_steps_for_people(engine: Engine) -> None:
     assert msgspec.json.decode(page.rows[1].llm_output or "[]")[0]["text"] == "Done."
 
 
-@pytest.mark.parametrize("sort", ["name", "-name", "created_at", "-created_at", "updated_at", "-updated_at"])
-async def test_agents_in_every_order(engine: Engine, sort: Any) -> None:
+AGENTS_IN_EVERY_ORDER: list[Any] = ["name", "-name", "created_at", "-created_at", "updated_at", "-updated_at"]
+
+
+async def test_agents_in_every_order(engine: Engine) -> None:
     names = ["beta", "alpha", "beta", "delta", "alpha"]
     for name in names:
         await engine.launch(name=name)
-    seen = []
-    after = None
-    while True:
-        page = await reads.list_agents(engine.deps, engine.p, engine.project, sort=sort, after=after, limit=2)
-        seen += page.rows
-        if not page.more:
-            break
-        last = page.rows[-1]
-        after = (getattr(last, sort.lstrip("-")), last.id)
-    assert len({row.id for row in seen}) == 5
-    keys = [(getattr(row, sort.lstrip("-")), row.id) for row in seen]
-    assert keys == sorted(keys, reverse=sort.startswith("-"))
+    for sort in AGENTS_IN_EVERY_ORDER:
+        seen = []
+        after = None
+        while True:
+            page = await reads.list_agents(engine.deps, engine.p, engine.project, sort=sort, after=after, limit=2)
+            seen += page.rows
+            if not page.more:
+                break
+            last = page.rows[-1]
+            after = (getattr(last, sort.lstrip("-")), last.id)
+        assert len({row.id for row in seen}) == 5
+        keys = [(getattr(row, sort.lstrip("-")), row.id) for row in seen]
+        assert keys == sorted(keys, reverse=sort.startswith("-"))
 
 
-@pytest.mark.parametrize(
-    ("glob", "found"),
-    [
-        ("alpha", 1),
-        ("ALPHA", 1),
-        ("a*", 2),
-        ("*a", 2),
-        ("a?pha", 1),
-        ("100%", 0),
-        ("100\\%", 0),
-        ("a_pha", 0),
-        ("*%*", 1),
-        ("*\\**", 1),
-        ("*\\\\*", 1),
-    ],
-)
-async def test_name_globs(engine: Engine, glob: str, found: int) -> None:
+NAME_GLOBS: list[Any] = [
+    ("alpha", 1),
+    ("ALPHA", 1),
+    ("a*", 2),
+    ("*a", 2),
+    ("a?pha", 1),
+    ("100%", 0),
+    ("100\\%", 0),
+    ("a_pha", 0),
+    ("*%*", 1),
+    ("*\\**", 1),
+    ("*\\\\*", 1),
+]
+
+
+async def test_name_globs(engine: Engine) -> None:
     for name in ("alpha", "beta", "100% sure", "star * back \\ slash", "a.pha two"):
         await engine.launch(name=name)
-    page = await reads.list_agents(engine.deps, engine.p, engine.project, name=glob)
-    assert len(page.rows) == found
+    for glob, found in NAME_GLOBS:
+        page = await reads.list_agents(engine.deps, engine.p, engine.project, name=glob)
+        assert len(page.rows) == found
 
 
 @pytest.mark.parametrize("glob", ["*", "?*", "a\\"])

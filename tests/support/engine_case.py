@@ -23,6 +23,7 @@ from omnara.db.catalog import ModelFacts
 from omnara.db.connection import ConnectSettings
 from omnara.db.inputs import InputRow
 from omnara.db.pool import ApiPool
+from omnara.db.sqlfiles import sql_root
 from omnara.domain.advance import (
     Admission,
     Advance,
@@ -228,6 +229,18 @@ class Engine:
         assert ids is not None
         return ids
 
+    async def park(self, claim: Claim) -> None:
+        """Save a failed attempt whose retry is due in an hour, and give the claim back."""
+        item = _advance(
+            claim,
+            mode="release",
+            close=CloseStep(claim.step_number, "failed", "retry_model", error='{"kind":"rate_limit"}'),
+            attempt=3,
+            retry_s=3600.0,
+            ready_s=3600.0,
+        )
+        assert await self.advance(item) is not None
+
     async def save_result(self, claim: Claim, call_id: UUID) -> Advanced | None:
         """Save the result of a running call and give the claim back."""
         payload = ToolResultPayload(encode(IdKind.TOOL_CALL, call_id), "succeeded", [TextBlock("page")])
@@ -296,6 +309,15 @@ class Engine:
         if hot["worker_id"] is None and hot["turn_open"] and hot["open_calls"] == 0 and hot["gate"] == "open":
             assert hot["ready_at"] is not None, "model work that nobody will look for"
         return hot
+
+    async def broken_invariants(self) -> dict[str, list[dict[str, Any]]]:
+        """Every query of `sql/checks` that returns rows, with them."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for check in sorted((sql_root() / "checks").glob("*.sql")):
+            rows = await self.fetch(check.read_text(encoding="utf-8"))
+            if rows:
+                found[check.stem] = [dict(row) for row in rows]
+        return found
 
     async def inputs(self, path: AgentPath) -> dict[str, str]:
         """States of the inputs by id text."""
@@ -383,6 +405,7 @@ FACTS = ModelFacts(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def engine(database: str) -> AsyncIterator[Engine]:
-    """The use cases on a fresh database."""
+    """The use cases on a fresh database, whose invariants must hold when the test is over."""
     async with open_engine(database) as opened:
         yield opened
+        assert not await opened.broken_invariants()
