@@ -15,7 +15,7 @@ from omnara.access import tokens
 from omnara.access.tokens import TokenKind
 from omnara.api.streams import StreamHub
 from omnara.app.listeners import Listener
-from omnara.app.parts import Parts, build
+from omnara.app.parts import Parts, build, build_gateway
 from omnara.clock import Deadline, poll_until
 from omnara.db.connection import Connection, ConnectSettings
 from omnara.db.pool import ApiPool
@@ -185,12 +185,14 @@ async def api_server(
     chosen = Settings(**(given | settings))
     connect = ConnectSettings(dsn=database)
     first = await _set_up(connect, chosen, token.text)
-    parts = build(chosen, connect, RING, Metrics.create())
+    gateway = build_gateway(chosen)
+    parts = build(chosen, connect, RING, Metrics.create(), gateway)
     checker = Checker()
     for part in parts.services:
         if isinstance(part, Listener):
             checker.install(part._runner.app)  # type: ignore[attr-defined]
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(gateway.close)
         for part in parts.services:
             stack.push_async_callback(part.stop)
             await part.start()
