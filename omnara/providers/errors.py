@@ -161,8 +161,8 @@ def _code(error: ErrorBody, key: ApiKey | None) -> str:
 def _kind(status: int | None, error: ErrorBody, *, replays: bool) -> ErrorKind:
     coded = next((_CODES[code] for code in error.codes if code in _CODES), None)
     kind = coded or _by_status(error.status or status, error)
-    if coded == "auth" and status == 403 and "moderation" in error.message.lower():
-        return "invalid_request"
+    if kind == "auth" and status == 403 and "moderation" in error.message.lower():
+        return "invalid_request"  # it is the input that is refused, not the key
     return _by_prose(kind, error.message.lower(), replays=replays) if kind in _GENERIC else kind
 
 

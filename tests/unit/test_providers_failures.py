@@ -84,6 +84,8 @@ def too_long(status: int) -> HttpError:
         (HttpError(401), "auth"),
         (HttpError(402), "billing_account"),
         (HttpError(403), None),
+        (HttpError(403, error_type="odd", code="odd"), "auth"),
+        (HttpError(403, error_type="odd", code="odd", message="flagged by moderation"), "invalid_request"),
         (HttpError(404), "invalid_request"),
         (HttpError(408, error_type="api_error", code="odd"), "transient"),
         (HttpError(409, error_type="api_error", code="odd"), "transient"),
@@ -227,13 +229,14 @@ async def test_a_stream_that_goes_on_and_on_meets_the_total_limit_and_a_slow_one
 
 
 @pytest.mark.parametrize("api_format", FORMATS)
-async def test_cancelling_closes_the_connection_at_once(gateway: ModelGateway, api_format: str) -> None:
+@pytest.mark.parametrize("fault", [Silence(at="mid_text"), Drip(interval_ms=20), NoHeaders()], ids=repr)
+async def test_cancelling_closes_the_connection_at_once(gateway: ModelGateway, api_format: str, fault: Fault) -> None:
     async with ModelServer(plan(BUSY)) as server:
-        server.faults.push(Silence(at="mid_text"))
+        server.faults.push(fault)
         driver = Driver(gateway, target(server.url, api_format, Limits()))
         driver.log.user("go")
         task = asyncio.create_task(driver.attempt())
-        await server.log.until(lambda log: bool(log.entries) and log.last.frames > 0)
+        await server.log.until(lambda log: bool(log.entries) and (log.last.frames > 0 or fault == NoHeaders()))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, 2)

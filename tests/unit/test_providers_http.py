@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from omnara.domain.content import TextBlock
-from omnara.providers import ApiKey, Completed, Failed, ModelGateway, ModelTarget
+from omnara.providers import ApiKey, Completed, Failed, Limits, ModelGateway, ModelTarget
 from tests.support.agent_log import Driver
 from tests.support.canned_stream import Canned, canned, chunks
 
@@ -172,6 +177,38 @@ async def test_an_event_that_is_none_is_tried_again(gateway: ModelGateway, endpo
     outcome = await attempt(gateway, target(endpoint))
     assert isinstance(outcome, Failed)
     assert (outcome.kind, outcome.ambiguous) == ("transient", True)
+
+
+class Nameless(AbstractResolver):
+    """A name server that does not answer."""
+
+    async def resolve(self, host: str, port: int = 0, family: Any = 0) -> list[ResolveResult]:
+        await asyncio.Event().wait()
+        return []
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_connecting_has_a_limit_of_its_own(endpoint: Canned) -> None:
+    gateway = ModelGateway(connector_factory=lambda: aiohttp.TCPConnector(resolver=Nameless()))
+    limits = Limits(connect=0.1)
+    outcome = await attempt(gateway, target(endpoint, base_url="http://nowhere.invalid", limits=limits))
+    await gateway.close()
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, outcome.ambiguous) == ("transient", False)
+    assert "could not connect" in outcome.message
+
+
+def test_the_sdks_are_imported_with_the_first_call_and_not_before() -> None:
+    """They take more than a second, which nobody who starts the server or a command has to wait."""
+    code = "import sys, omnara.providers; sys.exit(bool({'anthropic', 'openai', 'httpx'} & set(sys.modules)))"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=False, env={"PYTHONPATH": os.pathsep.join(sys.path)}
+        ).returncode
+        == 0
+    )
 
 
 async def test_a_format_without_adapter_is_a_failure_like_any_other(gateway: ModelGateway, endpoint: Canned) -> None:
