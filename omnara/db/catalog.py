@@ -184,6 +184,12 @@ async def put_model(
         model_id = existing
         if keep_existing or await current_facts(connection, model_id) == facts:
             return model_id
+    await _insert_revision(connection, model_id, revision_id, facts)
+    await connection.execute(_SQL["set_current_revision"], model_id, revision_id)
+    return model_id
+
+
+async def _insert_revision(connection: Connection, model_id: UUID, revision_id: UUID, facts: ModelFacts) -> None:
     await connection.execute(
         _SQL["insert_revision"],
         revision_id,
@@ -200,8 +206,6 @@ async def put_model(
         list(facts.input_modalities),
         list(facts.output_modalities),
     )
-    await connection.execute(_SQL["set_current_revision"], model_id, revision_id)
-    return model_id
 
 
 async def current_facts(connection: Connection, model_id: UUID) -> ModelFacts | None:
