@@ -42,9 +42,12 @@ class TakenAgent(msgspec.Struct, frozen=True):
     results: tuple[tuple[UUID, UUID, str], ...]
 
 
-async def lock_orphans(connection: Connection, limit: int) -> list[LockedClaim]:
-    """Lock claims of workers that are not live, skipping locked rows. Call inside a transaction."""
-    rows = await connection.fetch(_SQL["lock_orphans"], limit)
+async def lock_orphans(connection: Connection, limit: int, after: UUID) -> list[LockedClaim]:
+    """Lock claims of workers that are not live, in order from `after` on, skipping locked rows.
+
+    Call inside a transaction.
+    """
+    rows = await connection.fetch(_SQL["lock_orphans"], limit, after)
     return [LockedClaim(*row) for row in rows]
 
 
@@ -101,7 +104,7 @@ async def quarantine_agent(
     connection: Connection,
     fence: tuple[UUID, UUID, int, int],
     *,
-    void: tuple[int, int],
+    void: Sequence[tuple[int, int]],
     event_id: UUID,
     turn_id: UUID,
     payload: str,
@@ -110,9 +113,9 @@ async def quarantine_agent(
 ) -> int | None:
     """Close an agent's gate as crashed under its fence (agent, worker, token, epoch); None when the claim moved on.
 
-    `void` is a half-open range of sequences. Returns the sequence of the event that tells the reader.
+    `void`: half-open ranges of sequences. Returns the sequence of the event that tells the reader.
     Commits by itself.
     """
-    ranges = [asyncpg.Range(void[0], void[1])]
+    ranges = [asyncpg.Range(first, until) for first, until in void]
     row = await connection.fetchrow(_SQL["quarantine_agent"], *fence, ranges, event_id, turn_id, payload, meta, error)
     return None if row is None else row[1]

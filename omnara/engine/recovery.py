@@ -15,8 +15,9 @@ import msgspec
 
 from omnara.db import recovery as db
 from omnara.db.connection import Connection
+from omnara.db.failures import DatabaseUnavailable
 from omnara.db.recovery import LockedClaim, TakenAgent
-from omnara.domain.claim import Claim
+from omnara.domain.claim import Claim, HeldClaim
 from omnara.domain.content import INTERRUPTED_TEXT, ErrorBlock, TextBlock
 from omnara.domain.events import EventMeta, ModelOutputPayload, ToolResultPayload, encode_payload
 from omnara.engine.deps import Deps
@@ -25,6 +26,7 @@ from omnara.log import get_logger
 
 log = get_logger(__name__)
 
+FIRST = UUID(int=0)
 RELEASE_BATCH = 100
 """Agents released by one transaction. Source: engine.md §3.5."""
 
@@ -39,40 +41,69 @@ class Released(msgspec.Struct, frozen=True):
 async def release_orphans(deps: Deps, death_limit: int) -> Released:
     """Release up to 100 claims of workers that are not live; call again while it returns a full batch.
 
-    Own transaction. A death with a step under way counts for its agent; `death_limit` deaths in a row close its gate.
+    Own transaction; one for each agent when that of all fails, so that one bad row never keeps the others. A death with
+    a step under way counts for its agent; `death_limit` deaths in a row close its gate. A worker that signed off, or
+    that lived on when its lease ran out, did not die of its agents. Raises DatabaseUnavailable.
     """
-
-    async def work(connection: Connection) -> Released:
-        claims = await db.lock_orphans(connection, RELEASE_BATCH)
-        if not claims:
-            return Released((), ())
-        started = await db.started_steps(connection, claims)
-        agents = [
-            _taken(claim, claim.deaths + (claim.worker_state != "stopped" and claim.agent_id in started), death_limit)
-            for claim in claims
-        ]
-        return await _take(connection, claims, agents, "interrupted")
-
-    released = await deps.db.run(work)
+    orphans = _Orphans(death_limit)
+    try:
+        released = await deps.db.run(lambda connection: orphans.release(connection, RELEASE_BATCH))
+    except DatabaseUnavailable:
+        raise
+    except Exception:  # the data of one of them is at fault
+        log.exception("orphans_not_released")
+        released = await _release_singly(deps, orphans)
     _announce(deps, released)
     if released.crashed:
         log.error("agents_crashed", agents=[str(agent) for agent in released.crashed], deaths=death_limit)
     return released
 
 
-async def release_claim(deps: Deps, claim: Claim, worker_id: UUID) -> bool:
+async def _release_singly(deps: Deps, orphans: _Orphans) -> Released:
+    agents: list[UUID] = []
+    crashed: list[UUID] = []
+    orphans.last = FIRST
+    while orphans.last is not None:
+        try:
+            released = await deps.db.run(lambda connection: orphans.release(connection, 1))
+        except DatabaseUnavailable:
+            raise
+        except Exception:  # the others come first; this one is tried again at the next sweep
+            log.exception("orphan_not_released", agent_id=str(orphans.last))
+            continue
+        agents += released.agents
+        crashed += released.crashed
+    return Released(tuple(agents), tuple(crashed))
+
+
+class _Orphans:
+    """Releases orphaned claims in order of agent. `last` is the last one looked at; None when there are no more."""
+
+    def __init__(self, death_limit: int) -> None:
+        self._death_limit = death_limit
+        self.last: UUID | None = FIRST
+
+    async def release(self, connection: Connection, limit: int) -> Released:
+        claims = await db.lock_orphans(connection, limit, self.last or FIRST)
+        self.last = claims[-1].agent_id if claims else None
+        if not claims:
+            return Released((), ())
+        started = await db.started_steps(connection, claims)
+        agents = [
+            _taken(claim, claim.deaths + (_died(claim) and claim.agent_id in started), self._death_limit)
+            for claim in claims
+        ]
+        return await _take(connection, claims, agents, "interrupted")
+
+
+async def release_claim(deps: Deps, claim: Claim | HeldClaim, worker_id: UUID) -> bool:
     """Give up one claim whose step cannot be saved: running calls end as interrupted, the step is `released`.
 
     Counts neither as a death nor as a failed attempt. False when the claim had already moved on. Own transaction.
     """
-    return await release_held(deps, claim.agent_id, worker_id, claim.claim_token, claim.epoch)
-
-
-async def release_held(deps: Deps, agent_id: UUID, worker_id: UUID, claim_token: int, epoch: int) -> bool:
-    """As `release_claim`, for a claim that only the database knows of."""
 
     async def work(connection: Connection) -> Released:
-        locked = await db.lock_claim(connection, agent_id, worker_id, claim_token, epoch)
+        locked = await db.lock_claim(connection, claim.agent_id, worker_id, claim.claim_token, claim.epoch)
         if locked is None:
             return Released((), ())
         return await _take(connection, [locked], [_taken(locked, locked.deaths, 2**15)], "released")
@@ -82,10 +113,11 @@ async def release_held(deps: Deps, agent_id: UUID, worker_id: UUID, claim_token:
     return bool(released.agents)
 
 
-async def quarantine(deps: Deps, claim: Claim, worker_id: UUID, void: tuple[int, int], reason: str) -> bool:
-    """Mark an agent `crashed` because a row of its log is damaged, and void the half-open range of sequences.
+async def quarantine(deps: Deps, claim: Claim, worker_id: UUID, void: Sequence[tuple[int, int]], reason: str) -> bool:
+    """Mark an agent `crashed` because a row of its own is damaged, and void half-open ranges of sequences.
 
-    The rows stay where they are; an ordinary error output tells the reader; an operator decides how to go on.
+    False when the claim had moved on. Own transaction. The rows stay where they are; an ordinary error output tells the
+    reader; an operator decides how to go on.
     """
     text = f"The agent was stopped: {reason}. Resume it with force or restart."
     payload = ModelOutputPayload(encode(IdKind.MODEL_CALL, new_uuid()), "error", [ErrorBlock(text)])
@@ -108,6 +140,10 @@ async def quarantine(deps: Deps, claim: Claim, worker_id: UUID, void: tuple[int,
     log.error("agent_quarantined", agent_id=str(claim.agent_id), void=list(void), reason=reason)
     _announce(deps, Released((claim.agent_id,), (claim.agent_id,)))
     return True
+
+
+def _died(claim: LockedClaim) -> bool:
+    return claim.worker_state not in ("stopped", "lapsed")
 
 
 def _taken(claim: LockedClaim, deaths: int, death_limit: int) -> TakenAgent:

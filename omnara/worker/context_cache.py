@@ -20,11 +20,10 @@ from omnara.providers.rendered import RenderedHistory
 
 
 class DamagedLog(Exception):
-    """Rows of the log cannot be used. `first` and `last` are the sequences of the first and last damaged row."""
+    """Rows of an agent cannot be used. `void` holds half-open ranges of the sequences concerned, if it is the log's."""
 
-    def __init__(self, first: int, last: int, reason: str) -> None:
-        self.first = first
-        self.last = last
+    def __init__(self, sequences: Sequence[int], reason: str) -> None:
+        self.void = tuple((sequence, sequence + 1) for sequence in sequences)
         super().__init__(reason)
 
 
@@ -70,6 +69,7 @@ class CachedContext:
             start = max(self.context.sequence, 1)
             limit = min(EVENT_PAGE, head - start + 1)
             rows = await read_events(connection, agent_id, start, limit) if limit > 0 else []
+            rows = [row for row in rows if row[0] <= head]  # where rows are missing, others came in their place
             if self.last_id is not None:
                 if not rows or rows[0][0] != self.context.sequence or rows[0][1] != self.last_id:
                     return False
@@ -78,18 +78,18 @@ class CachedContext:
             if self.context.sequence >= head:
                 break
             if not rows:
-                damaged.append(DamagedEvent(head, "the log ends before it"))
+                damaged += self._missing(head + 1)
+                self.context.sequence = head
                 break
         if damaged:
-            raise DamagedLog(damaged[0].sequence, damaged[-1].sequence, str(damaged[0]))
+            raise DamagedLog([error.sequence for error in damaged], str(damaged[0]))
         return True
 
     def _fold_rows(self, rows: Sequence[object], damaged: list[DamagedEvent]) -> None:
         for row in rows:
             sequence: int = row[0]  # type: ignore[index]
-            if sequence != self.context.sequence + 1:
-                damaged.append(DamagedEvent(self.context.sequence + 1, "the row is missing"))
-            if any(low <= sequence <= high for low, high in self.void):
+            damaged += self._missing(sequence)
+            if self._is_void(sequence):
                 self.context.sequence = sequence
             else:
                 try:
@@ -98,6 +98,13 @@ class CachedContext:
                     damaged.append(error)
                     self.context.sequence = sequence
             self.last_id = row[1]  # type: ignore[index]
+
+    def _missing(self, until: int) -> list[DamagedEvent]:
+        gap = range(self.context.sequence + 1, until)
+        return [DamagedEvent(sequence, "the row is missing") for sequence in gap if not self._is_void(sequence)]
+
+    def _is_void(self, sequence: int) -> bool:
+        return any(low <= sequence <= high for low, high in self.void)
 
 
 async def caught_up(connection: Connection, claim: Claim, entry: CachedContext, frontier: int) -> CachedContext:

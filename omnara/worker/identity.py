@@ -153,12 +153,15 @@ class Identity:
                 await self._pause(backoff.next_s())
 
     async def _attach(self, connection: Connection, registered: bool) -> bool:
-        """Take the lock, then the row. Returns whether the identity is attached; makes a new one after a death."""
+        """Take the lock, then the row; makes a new identity after a death. Returns True once there is one.
+
+        Raises ConnectionError when the key stays taken: somebody is judging this worker; the next session looks again.
+        """
         started = monotonic()
         if not registered:
             await self._register(connection)
         elif not await hold_identity(connection, worker_key(self.worker_id)):
-            return True  # somebody is judging us at this moment: look again with a new session
+            raise ConnectionError("the identity's key is taken")
         elif not await db.reattach_worker(connection, self.worker_id, self._times.lease_s):
             dead = self.worker_id
             self.worker_id = new_uuid()

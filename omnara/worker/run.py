@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import aclosing
-from typing import Protocol, assert_never
-from uuid import UUID
+from typing import assert_never
 
 import msgspec
 
@@ -29,7 +28,6 @@ from omnara.domain.step import (
     WaitingInput,
     decide,
 )
-from omnara.engine.deps import Deps
 from omnara.engine.model_step import (
     Begun,
     Next,
@@ -41,7 +39,7 @@ from omnara.engine.model_step import (
     save_output,
     save_retry,
 )
-from omnara.engine.plan import PlanSource, StepPlan
+from omnara.engine.plan import StepPlan
 from omnara.engine.recovery import quarantine
 from omnara.engine.tool_step import (
     Finished,
@@ -54,35 +52,15 @@ from omnara.engine.tool_step import (
 from omnara.log import get_logger
 from omnara.providers.protocol import Completed, Failed
 from omnara.providers.replay import DamagedReplay
-from omnara.tools.protocol import ToolContext
 from omnara.tools.protocol import failed as failed_result
-from omnara.worker.context_cache import CachedContext, ContextCache, DamagedLog, caught_up
+from omnara.worker.context_cache import CachedContext, DamagedLog, caught_up
+from omnara.worker.host import RunHost
 from omnara.worker.model_call import call_model, next_delay
-from omnara.worker.saver import DataRefused, Saver
+from omnara.worker.saver import DataRefused
 from omnara.worker.situation import read_situation
 from omnara.worker.tell import tell_saved
 
 log = get_logger(__name__)
-
-
-class RunHost(Protocol):
-    """What a run needs from the worker around it."""
-
-    deps: Deps
-    saver: Saver
-    plans: PlanSource
-    cache: ContextCache
-    tools: ToolContext
-    worker_id: UUID
-
-    def must_yield(self, claim: Claim) -> bool:
-        """Whether the claim should be given back after the running step."""
-
-    async def may_start_effects(self) -> None:
-        """Wait while the worker's identity is detached: no new effects meanwhile."""
-
-    def released(self, claim: Claim, *, ready: bool, ready_s: float | None) -> None:
-        """The claim was given back; `ready`: somebody should claim the agent now, else after `ready_s` if not None."""
 
 
 class AgentRun:
@@ -111,8 +89,13 @@ class AgentRun:
                 else:
                     self.running = await self._tools_step(self.running)
                 self.claim.steps_done += 1
-        except DamagedLog as damage:
-            await quarantine(self._deps, self.claim, self._host.worker_id, (damage.first, damage.last + 1), str(damage))
+        except (DamagedLog, DataRefused, msgspec.MsgspecError) as damage:
+            if isinstance(self.running, ToolsBegun):
+                raise  # the running calls must get their results: the worker gives the claim back
+            # Rows of this agent's own; to try again would meet them again. What was folded may have a hole.
+            self._entry = None
+            void = damage.void if isinstance(damage, DamagedLog) else ()
+            await quarantine(self._deps, self.claim, self._host.worker_id, void, str(damage))
         finally:
             if self._entry is not None:
                 self._host.cache.put(self.claim.agent_id, self._entry)
@@ -159,7 +142,7 @@ class AgentRun:
         try:
             outcome = await call_model(self._deps, self.claim.agent_id, begun, plan, entry)
         except DamagedReplay as damage:
-            raise DamagedLog(damage.sequence, damage.sequence, str(damage)) from damage
+            raise DamagedLog([damage.sequence], str(damage)) from damage
         self._deps.metrics.model_attempts.labels(outcome.kind if isinstance(outcome, Failed) else "none").inc()
         if isinstance(outcome, Completed):
             return await self._save_output(begun, plan, outcome)

@@ -17,26 +17,27 @@ from omnara.clock import Deadline, jittered, monotonic
 from omnara.db.bus import Kind, LocalBus
 from omnara.db.connection import ConnectSettings
 from omnara.db.dedicated import Dedicated
-from omnara.db.failures import DatabaseUnavailable
+from omnara.db.failures import CONNECT_ERRORS, DatabaseUnavailable, as_unavailable
 from omnara.db.sched import own_claims
 from omnara.domain.claim import Claim, HeldClaim
 from omnara.engine.deps import Deps
 from omnara.engine.plan import PlanSource
-from omnara.engine.recovery import release_claim, release_held
+from omnara.engine.recovery import release_claim
 from omnara.engine.tool_step import ToolsBegun
+from omnara.errors import Unavailable
 from omnara.log import get_logger
 from omnara.service import Tasks
 from omnara.tools.protocol import ToolContext
 from omnara.worker.claimer import Claimer
 from omnara.worker.context_cache import ContextCache
 from omnara.worker.identity import Identity
+from omnara.worker.loop_watch import watch_loop
 from omnara.worker.reconcile import UNKNOWN_CLAIM_AGE_S, Key, Reconciler
 from omnara.worker.run import AgentRun
-from omnara.worker.saver import Saver
+from omnara.worker.saver import Saver, SaverFull
 
 log = get_logger(__name__)
 
-LAG_INTERVAL_S: Final = 0.25
 FAULT_PAUSE_S: Final = 1.0
 """A run that ended by a fault keeps its claim for this long, so that a bug does not spin."""
 
@@ -45,6 +46,7 @@ class Worker:
     """A `Service`. Shares the claimer's connection with nobody but the hints. One per process."""
 
     name = "worker"
+    worker_id: UUID
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class Worker:
         self._tasks.spawn(self._claimer.run(), "claimer")
         self._tasks.spawn(self._claimer.watch_waiters(), "waiters")
         self._tasks.spawn(self._reconcile_loop(), "reconcile")
-        self._tasks.spawn(self._watch_loop(), "loop-watch")
+        self._tasks.spawn(watch_loop(self._loop_ran), "loop-watch")
         self._tasks.spawn(self._listen(), "hints")
         self.attached(self._identity.worker_id, is_new=True)
 
@@ -108,7 +110,7 @@ class Worker:
         await self._cancel_runs()
         if left:
             log.info("steps_released", count=len(left))
-            await asyncio.gather(*(self._release(run) for run in left))
+            await asyncio.gather(*(self._release(run.claim) for run in left))
 
     async def stop(self) -> None:
         """End at once. Claims that are still held are released by another process."""
@@ -142,9 +144,7 @@ class Worker:
     def deaths(self, worker_ids: Sequence[UUID]) -> None:
         """Their agents will be ready in a moment; the release hints."""
 
-    # --- RunHost ------------------------------------------------------------------------------------------
-
-    worker_id: UUID
+    # --- what runs ask (RunHost) ----------------------------------------------------------------------------
 
     def must_yield(self, claim: Claim) -> bool:
         """Draining, others waiting for too long, or enough steps for one claim."""
@@ -193,13 +193,13 @@ class Worker:
             await asyncio.wait([previous])  # one task per agent: its last statement has already given the claim back
         try:
             await run.run()
-        except DatabaseUnavailable as error:
+        except (Unavailable, SaverFull) as error:
             log.warning("run_without_database", agent_id=str(run.claim.agent_id), error=str(error))
-            await self._release(run)
+            await self._release(run.claim)
         except Exception:  # a fault of ours ends this run, not the others
             log.exception("run_fault", agent_id=str(run.claim.agent_id))
             await asyncio.sleep(jittered(FAULT_PAUSE_S))
-            await self._release(run)
+            await self._release(run.claim)
 
     def _ended(self, run: AgentRun) -> None:
         full = self._room() <= 0
@@ -209,12 +209,12 @@ class Worker:
         if full:
             self._claimer.poke()
 
-    async def _release(self, run: AgentRun) -> None:
-        """Give a claim back; if Postgres stays away, the reconcile or another process does it later."""
+    async def _release(self, claim: Claim | HeldClaim) -> None:
+        """Give a claim back; if that fails, the reconcile or another process does it later. Raises nothing."""
         try:
-            await release_claim(self.deps, run.claim, self.worker_id)
-        except DatabaseUnavailable as error:
-            log.warning("claim_not_released", agent_id=str(run.claim.agent_id), error=str(error))
+            await release_claim(self.deps, claim, self.worker_id)
+        except Exception as error:  # noqa: BLE001 - Postgres is away, or this agent's data is at fault: not the others'
+            log.warning("claim_not_released", agent_id=str(claim.agent_id), error=repr(error))
         self._claimer.poke()
 
     async def _cancel_runs(self) -> None:
@@ -232,23 +232,29 @@ class Worker:
                 batch = await hints.get()
                 if Kind.CANCEL in batch.everything:
                     self._reconcile_now.set()
-                for agent_id in batch.ids.get(Kind.CANCEL, ()):
-                    await self._look_at(UUID(agent_id))
+                await self._look_at([UUID(agent_id) for agent_id in batch.ids.get(Kind.CANCEL, ())])
                 self._claimer.poke()
 
-    async def _look_at(self, agent_id: UUID) -> None:
-        """Somebody took work of this agent away: if it runs here under a claim that is gone, stop it at once."""
-        entry = self._runs.get(agent_id)
-        if entry is None:
+    async def _look_at(self, agents: Sequence[UUID]) -> None:
+        """Somebody took work of these agents away: those that run here under a claim that is gone stop at once."""
+        running = [entry for agent_id in agents if (entry := self._runs.get(agent_id)) is not None]
+        if not running:
             return
-        run, task = entry
-        held = {(claim.agent_id, claim.claim_token) for claim in await self._held()}
-        if (agent_id, run.claim.claim_token) not in held:
-            task.cancel()
+        try:
+            held = {(claim.agent_id, claim.claim_token) for claim in await self._held()}
+        except DatabaseUnavailable:
+            self._reconcile_now.set()
+            return
+        for run, task in running:
+            if (run.claim.agent_id, run.claim.claim_token) not in held:
+                task.cancel()
 
     async def _held(self) -> list[HeldClaim]:
-        async with self._connection.use() as connection:
-            return await own_claims(connection, self.worker_id)
+        try:
+            async with self._connection.use() as connection:
+                return await own_claims(connection, self.worker_id)
+        except CONNECT_ERRORS as error:
+            raise as_unavailable(error, "the own claims cannot be read") from error
 
     async def _reconcile_loop(self) -> None:
         while True:
@@ -274,7 +280,7 @@ class Worker:
                 entry[1].cancel()
         for claim in difference.release:
             log.warning("unknown_claim_released", agent_id=str(claim.agent_id))
-            await release_held(self.deps, claim.agent_id, self.worker_id, claim.claim_token, claim.epoch)
+            await self._release(claim)
         if difference.again:
             asyncio.get_running_loop().call_later(self._release_after_s, self._reconcile_now.set)
         probes.hit("reconciled", held=len(held), runs=len(before))
@@ -282,20 +288,13 @@ class Worker:
     def _keys(self) -> list[Key]:
         return [(agent_id, run.claim.claim_token) for agent_id, (run, _) in self._runs.items()]
 
-    async def _watch_loop(self) -> None:
-        """Measure how late the event loop runs, show that it runs, and stop effects of an identity that stays away."""
-        while True:
-            before = monotonic()
-            await asyncio.sleep(LAG_INTERVAL_S)
-            lag = max(0.0, monotonic() - before - LAG_INTERVAL_S)
-            self.deps.metrics.loop_lag_s.observe(lag)
-            self._claimer.loop_lag_s = lag
-            self._identity.main_alive = monotonic()
-            away = monotonic() - self._identity.last_renewal
-            if not self._attached.is_set() and away > self.deps.settings.worker_lease_s * 2 / 3:
-                self._stop_effects()
-
-    def _stop_effects(self) -> None:
-        for run, task in self._runs.values():
-            if isinstance(run.running, ToolsBegun):
-                task.cancel()
+    def _loop_ran(self, lag_s: float) -> None:
+        """Show that the loop runs, and stop the effects of an identity that stays away."""
+        self.deps.metrics.loop_lag_s.observe(lag_s)
+        self._claimer.loop_lag_s = lag_s
+        self._identity.main_alive = monotonic()
+        away_s = monotonic() - self._identity.last_renewal
+        if not self._attached.is_set() and away_s > self.deps.settings.worker_lease_s * 2 / 3:
+            for run, task in self._runs.values():
+                if isinstance(run.running, ToolsBegun):
+                    task.cancel()

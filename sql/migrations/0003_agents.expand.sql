@@ -70,7 +70,7 @@ comment on column agent_sched.void is 'Sequences that the fold skips: damaged ro
 create table workers (
   id                uuid primary key,
   lock_key          bigint not null unique,
-  state             text not null default 'live' check (state in ('live', 'stopped', 'dead')),
+  state             text not null default 'live' check (state in ('live', 'stopped', 'dead', 'lapsed')),
   roles             text[] not null,
   version           text not null,
   started_at        timestamptz not null default clock_timestamp(),

@@ -1,5 +1,5 @@
 -- name: lock_orphans
--- Lock the hot rows of up to $1 agents claimed by a worker that is not live, in order of id, skipping locked ones.
+-- Lock the hot rows of up to $1 agents after $2 claimed by a worker that is not live, in order of id, skipping locked ones.
 -- A standing sweep: runs whether or not somebody just died. Index: agent_sched_worker.
 select s.agent_id, s.worker_id, s.epoch, s.next_sequence, s.turn_id, s.turn_sequence, s.step_number, s.batch_sequence,
        s.open_calls, s.deaths, w.state as worker_state
@@ -8,6 +8,7 @@ where s.worker_id = any(array(
   select distinct h.worker_id from agent_sched h
   where h.worker_id is not null
     and not exists (select from workers l where l.id = h.worker_id and l.state = 'live')))
+  and s.agent_id > $2
 order by s.agent_id limit $1
 for no key update of s skip locked;
 

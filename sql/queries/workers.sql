@@ -31,9 +31,10 @@ from workers where state = 'live' and id <> $1;
 
 -- name: declare_dead
 -- First of two statements: mark workers dead. The key is held exclusively while the row changes, so that a worker that
--- re-attaches at this moment and this statement cannot both win. Expired ones ($2) may still hold their lock.
--- Index: workers_pkey.
-update workers set state = 'dead', ended_at = clock_timestamp()
+-- re-attaches at this moment and this statement cannot both win. Expired ones ($2) may still hold their lock: they have
+-- `lapsed`, which is a lost lease and does not count as a death for their agents. Index: workers_pkey.
+update workers
+set state = case when pg_try_advisory_xact_lock(lock_key) then 'dead' else 'lapsed' end, ended_at = clock_timestamp()
 where id = any($1::uuid[]) and state = 'live'
   and (pg_try_advisory_xact_lock(lock_key) or (id = any($2::uuid[]) and lease_expires_at < clock_timestamp()))
 returning id;
