@@ -1,0 +1,57 @@
+"""One cluster for all tests that can share it. Each test starts the processes that it breaks and ends them itself.
+
+Every test exists twice: with shrunk time constants, and marked `slow` with the defaults (`make chaos`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from omnara.client import Client
+from tests.support.cluster import DEFAULT, SHRUNK, Cluster, Times
+from tests.support.postgres import PostgresForTests
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give every chaos test its time constants."""
+    if "times" in metafunc.fixturenames:
+        slow = pytest.param(DEFAULT, id="default", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+        metafunc.parametrize("times", [pytest.param(SHRUNK, id="shrunk"), slow], scope="session", indirect=True)
+
+
+@pytest.fixture(scope="session")
+def times(request: pytest.FixtureRequest) -> Times:
+    """The time constants of the servers."""
+    chosen: Times = request.param
+    return chosen
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared(
+    postgres: PostgresForTests, tmp_path_factory: pytest.TempPathFactory, times: Times
+) -> AsyncIterator[Cluster]:
+    """A cluster with one API process, which stays."""
+    async with postgres.fresh() as dsn, Cluster(dsn, tmp_path_factory.mktemp("cluster"), times) as cluster:
+        (cluster.front,) = await cluster.start(roles="api")
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def cluster(shared: Cluster) -> AsyncIterator[Cluster]:
+    """The shared cluster; what a test leaves running is ended without mercy, and every invariant is checked."""
+    shared.model.reset()
+    try:
+        yield shared
+        await shared.verify()
+    finally:
+        shared.model.reset()
+        await shared.discard(keep=(shared.front,))
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Client:
+    """A client of the API process that stays."""
+    return cluster.client(cluster.front)

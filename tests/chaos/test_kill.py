@@ -1,0 +1,147 @@
+"""`kill -9` of a worker at every point of a step: the next one goes on from the last saved step, and nothing runs twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omnara.client import Client
+from omnara.domain.content import INTERRUPTED_TEXT
+from omnara.testing import call, say
+from tests.support.cluster import Cluster, Handle
+from tests.support.load import Load
+from tests.support.processes import ServerProcess
+
+
+async def recovery_s(agent: Handle, killed_at: Any) -> float:
+    """Seconds from the kill until the first step that began after it, on the database's clock."""
+    begun = [row["started_at"] for row in await agent.steps() if row["started_at"] > killed_at]
+    return float((begun[0] - killed_at).total_seconds())
+
+
+async def kill(cluster: Cluster, worker: ServerProcess) -> Any:
+    """Kill a worker's process; the database's time of it."""
+    worker.kill_main()
+    return await cluster.now()
+
+
+async def test_during_a_model_call(cluster: Cluster, client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    """The call is made again, with what was said and changed meanwhile; nothing of the first answer is left."""
+    first = await cluster.only_worker()
+    steered = await cluster.agent(client, say("answer {{attempt}} to what you said"))
+    changed = await cluster.agent(client, say("answer {{attempt}}"), prompt="The old prompt.")
+    gates = [cluster.model.gate("mid_text", match=agent.match) for agent in (steered, changed)]
+    for gate in gates:
+        await gate.reached(30)
+    await client.send(steered.id, "and also this", steering=True)
+    await change_prompt(client, changed, "The new prompt.")
+    (second,) = await cluster.start()
+    killed_at = await kill(cluster, first)
+    for agent in (steered, changed):
+        await agent.settled()
+        assert await agent.texts() == [f"answer 2{' to what you said' if agent is steered else ''}"]
+        assert [entry.outcome for entry in agent.requests] == ["gone", "answered"]
+        states = await agent.step_states()
+        assert states == [("model", "interrupted"), ("model", "succeeded")]
+        assert [row["attempt"] for row in await agent.steps()] == [1, 1], "a death is no failed attempt"
+        hot = await agent.hot()
+        assert (hot["deaths"], hot["attempt"]) == (0, 0)
+    assert "and also this" not in str(steered.requests[0].body)
+    assert "and also this" in str(steered.requests[1].body)
+    assert [entry.body["system"] != changed.requests[0].body["system"] for entry in changed.requests] == [False, True]
+    assert "The new prompt." in str(changed.requests[1].body["system"])
+    assert await cluster.worker_state(first.worker_id) == "dead"
+    report(capsys, "model call", await recovery_s(steered, killed_at))
+    cluster.keep(second)
+
+
+async def change_prompt(client: Client, agent: Handle, prompt: str) -> None:
+    """Give the agent another config through the scoped API."""
+    path = (await client.links(agent.id)).events.removesuffix("/events") + "/config"
+    source = f"instruction: {prompt}\nmodel:\n  provider_config: anthropic\n  name: scripted\n"
+    body = {"source": source, "source_format": "yaml"}
+    await client._http.request("POST", path, dict[str, Any], body=body, key=agent.id)
+
+
+async def test_during_a_fetch(cluster: Cluster, client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fetch under way, a fetch whose result was being saved: told as interrupted, never made again."""
+    cluster.page.hold("held")
+    cluster.page.hold("lost")
+    first = await cluster.only_worker()
+    fetching = await cluster.agent(client, call("web_fetch", cluster.fetch("held")), say("{{result -1}}"))
+    saving = await cluster.agent(client, call("web_fetch", cluster.fetch("lost")), say("{{result -1}}"))
+    extracting = await cluster.agent(client, call("web_fetch", cluster.fetch("fast.html")), say("fine"))
+    await cluster.page.visited("held")
+    await cluster.page.visited("lost")
+    (second,) = await cluster.start()
+    async with saving.locked():
+        cluster.page.release("lost")
+        await first.probes.wait("saving", agent_id=saving.uuid, kind="tools")
+        await extracting.settled()
+        killed_at = await kill(cluster, first)
+    cluster.page.release("held")
+    for agent in (fetching, saving):
+        await agent.settled()
+        results = [event for event in await agent.events() if event.kind == "tool_result"]
+        assert [(result.outcome, result.text) for result in results] == [("failed", INTERRUPTED_TEXT)]
+        assert INTERRUPTED_TEXT in (await agent.texts())[-1], "the model is told in these words"
+        states = await agent.step_states()
+        assert states == [("model", "succeeded"), ("tools", "interrupted"), ("model", "succeeded")]
+    assert (cluster.page.hits["held"], cluster.page.hits["lost"], cluster.page.hits["fast.html"]) == (1, 1, 1)
+    report(capsys, "fetch", await recovery_s(fetching, killed_at))
+    cluster.keep(second)
+
+
+async def test_during_the_save(cluster: Cluster, client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    """An answer that was complete but not saved is asked for again; what began with it did not happen."""
+    first = await cluster.only_worker()
+    last = await cluster.agent(client, say("answer {{attempt}}"))
+    calling = await cluster.agent(client, call("web_fetch", cluster.fetch("after"), text="{{attempt}}"), say("done"))
+    gates = [cluster.model.gate(match=agent.match) for agent in (last, calling)]
+    for gate in gates:
+        await gate.reached(30)
+    async with last.locked(), calling.locked():
+        for gate in gates:
+            gate.release()
+        for agent in (last, calling):
+            await first.probes.wait("saving", agent_id=agent.uuid, kind="model")
+        (second,) = await cluster.start()
+        killed_at = await kill(cluster, first)
+    for agent, texts in ((last, ["answer 2"]), (calling, ["2", "done"])):
+        await agent.settled()
+        assert await agent.texts() == texts
+        assert [entry.turn for entry in agent.requests] == [0, 0, 1][: len(agent.requests)]
+        assert (await agent.step_states())[:2] == [("model", "interrupted"), ("model", "succeeded")]
+    assert cluster.page.hits["after"] == 1
+    report(capsys, "save", await recovery_s(last, killed_at))
+    cluster.keep(second)
+
+
+POINTS = (
+    ("claimed", {}),
+    ("model_begun", {}),
+    ("saving", {"kind": "model"}),
+    ("tools_started", {}),
+    ("saving", {"kind": "tools"}),
+)
+
+
+async def test_again_and_again_under_load(cluster: Cluster, client: Client) -> None:
+    """Whatever the instant: every agent comes to its end, no page is fetched twice, no finished step runs again."""
+    load = Load(cluster, "storm")
+    workers = [await cluster.only_worker(), *await cluster.start(len(POINTS))]
+    await load.begin([client], 16)
+    for name, fields in POINTS:
+        victim = workers.pop(0)
+        await victim.probes.wait(name, after=len(victim.probes.points), **fields)
+        victim.kill_main()
+    await load.end()
+    assert await load.check() > 0
+    cluster.keep(workers[0])
+
+
+def report(capsys: pytest.CaptureFixture[str], what: str, seconds: float) -> None:
+    """Print a recovery time past the capture."""
+    with capsys.disabled():
+        print(f"\n  kill -9 during a {what}: next step after {seconds * 1000:.0f} ms")

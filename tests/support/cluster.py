@@ -1,0 +1,353 @@
+"""Several real server processes on one database, with everything outside of them that a test counts from.
+
+The scripted model and the web page run in the test, so that what was asked for, and how often, is known without
+believing the servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+from aiohttp import web
+
+from omnara.access.tokens import TokenKind, generate
+from omnara.client import Client, Event
+from omnara.db.checks import run_checks
+from omnara.ids import IdKind, decode
+from omnara.testing import Answer, Conversation, Entry, Match, ModelServer, Strictness, Text, embed, embedded, say
+from omnara.vault import generate_ring
+from tests.support.processes import ServerProcess
+from tests.support.waiting import until
+
+MODEL = "anthropic/scripted"
+KEY_CHARS = 200
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """The time constants of the servers, in seconds: `env` sets them, the others say what it sets."""
+
+    name: str
+    env: dict[str, str]
+    lease_s: float
+    grace_s: float
+    drain_s: float
+    patience_s: float
+    """How long a test waits for something that takes moments when all is well."""
+
+
+SHRUNK = Times(
+    name="shrunk",
+    env={
+        "OMNARA_WORKER_LEASE": "3s",
+        "OMNARA_WORKER_RENEW": "500ms",
+        "OMNARA_DEATH_GRACE": "1s",
+        "OMNARA_DEATH_GRACE_EMBEDDED": "500ms",
+        "OMNARA_RECONCILE": "1s",
+        "OMNARA_WORKER_DRAIN_TIMEOUT": "3s",
+        "OMNARA_STREAM_SWEEP": "500ms",
+        "OMNARA_MODEL_RETRY_BASE": "50ms",
+        "OMNARA_MODEL_RETRY_CAP": "500ms",
+    },
+    lease_s=3,
+    grace_s=1,
+    drain_s=3,
+    patience_s=30,
+)
+DEFAULT = Times(name="default", env={}, lease_s=30, grace_s=10, drain_s=20, patience_s=90)
+
+
+def chaos_script(conversation: Conversation) -> Answer:
+    """The plan in the user's message; `{{attempt}}` in a text tells which request of that turn it answers."""
+    answer = embedded(conversation)
+    number = str(conversation.attempt)
+    blocks = tuple(
+        Text(block.text.replace("{{attempt}}", number)) if isinstance(block, Text) and not block.chunks else block
+        for block in answer.blocks
+    )
+    return msgspec.structs.replace(answer, blocks=blocks)
+
+
+class CountingPage:
+    """A web server whose every path is a page; counts the visits of each and holds those that a test wants held."""
+
+    def __init__(self) -> None:
+        self.hits: Counter[str] = Counter()
+        self._held: dict[str, asyncio.Event] = {}
+        self._visited = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> CountingPage:
+        app = web.Application()
+        app.router.add_get("/{name:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = "http://127.0.0.1:%d" % self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        for event in self._held.values():
+            event.set()
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def hold(self, name: str) -> None:
+        """Let visitors of this page wait until `release`."""
+        self._held[name] = asyncio.Event()
+
+    def release(self, name: str) -> None:
+        """Answer those who wait, and all later ones at once."""
+        self._held[name].set()
+
+    async def visited(self, name: str, *, within_s: float = 30.0) -> None:
+        """Wait for the first visit."""
+        await until(lambda: self.hits[name] > 0, f"{name} is fetched", limit_s=within_s)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        self.hits[name] += 1
+        if name in self._held:
+            await self._held[name].wait()
+        if name.endswith(".html"):
+            text = f"<html><body><main><p>{('The page called ' + name + ' says so. ') * 20}</p></main></body></html>"
+            return web.Response(text=text, content_type="text/html")
+        return web.Response(text=f"page {name}")
+
+
+class Handle:
+    """One agent of a test: its ids, what it was told, and what the outside knows of it."""
+
+    def __init__(self, cluster: Cluster, client: Client, public_id: str, key: str) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.id = public_id
+        self.uuid = decode(IdKind.AGENT, public_id)
+        self.key = key
+        self.match = Match(key=key)
+
+    @property
+    def requests(self) -> list[Entry]:
+        """What the model server was asked for this agent."""
+        return self.cluster.model.log.of(self.key)
+
+    async def hot(self) -> asyncpg.Record:
+        """Its hot row."""
+        return await self.cluster.sql.fetchrow("select * from agent_sched where agent_id = $1", self.uuid)
+
+    async def steps(self) -> list[asyncpg.Record]:
+        """Its steps in order."""
+        return list(await self.cluster.sql.fetch("select * from steps where agent_id = $1 order by number", self.uuid))
+
+    async def step_states(self) -> list[tuple[str, str]]:
+        """Kind and state of each step, in order."""
+        return [(row["kind"], row["state"]) for row in await self.steps()]
+
+    async def events(self) -> list[Event]:
+        """Its log, read over HTTP."""
+        return [event async for event in self.client.events(self.id)]
+
+    async def texts(self, kind: str = "model_output") -> list[str]:
+        """The texts of its events of one kind."""
+        return [event.text for event in await self.events() if event.kind == kind]
+
+    async def settled(self, status: str = "idle", *, within_s: float | None = None) -> None:
+        """Wait until it has this status."""
+        limit_s = self.cluster.times.patience_s if within_s is None else within_s
+
+        async def there() -> bool:
+            return bool(
+                await self.cluster.sql.fetchval(
+                    "select status = $2 from agents_overview where agent_id = $1", self.uuid, status
+                )
+            )
+
+        try:
+            await until(there, f"{self.key[:30]} is {status}", limit_s=limit_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {dict(await self.hot())} {await self.step_states()}") from None
+
+    async def until_step(self, number: int, *, within_s: float | None = None) -> asyncpg.Record:
+        """Wait until this step has begun; its row."""
+        limit_s = self.cluster.times.patience_s if within_s is None else within_s
+
+        async def there() -> bool:
+            return bool(
+                await self.cluster.sql.fetchval(
+                    "select exists (select from steps where agent_id = $1 and number = $2)", self.uuid, number
+                )
+            )
+
+        await until(there, f"step {number} begins", limit_s=limit_s)
+        return (await self.steps())[number - 1]
+
+    @contextlib.asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """Keep its hot row locked, so that nobody can save, admit or release meanwhile; nothing is changed."""
+        connection = await asyncpg.connect(self.cluster.dsn)
+        try:
+            async with connection.transaction():
+                await connection.execute("select 1 from agent_sched where agent_id = $1 for no key update", self.uuid)
+                yield
+        finally:
+            await connection.close()
+
+
+class Cluster:
+    """A database, a model, a web page, and the processes that a test starts. Use as a context manager."""
+
+    def __init__(self, dsn: str, directory: Path, times: Times, **settings: str) -> None:
+        self.dsn = dsn
+        self.directory = directory
+        self.times = times
+        self.key = generate(TokenKind.PERSONAL).text
+        self.model = ModelServer(chaos_script, strict=Strictness(models=None))
+        self.page = CountingPage()
+        self.sql: asyncpg.Pool
+        self.replicas: list[ServerProcess] = []
+        self.front: ServerProcess
+        self._kept: tuple[ServerProcess, ...] = ()
+        self._settings = settings
+        self._ring = generate_ring()
+        self._numbers = itertools.count(1)
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Cluster:
+        await self._stack.enter_async_context(self.model)
+        await self._stack.enter_async_context(self.page)
+        self.sql = await self._stack.enter_async_context(asyncpg.create_pool(self.dsn, min_size=0, max_size=8))
+        self._stack.push_async_callback(self._end)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.aclose()
+
+    async def _end(self) -> None:
+        self._kept = ()
+        await self.discard()
+
+    async def discard(self, *, keep: Sequence[ServerProcess] = ()) -> None:
+        """Kill all processes but these and the kept one. Fails when one of them has left another behind."""
+        ended = [replica for replica in self.replicas if replica not in (*keep, *self._kept)]
+        self.replicas = [replica for replica in self.replicas if replica not in ended]
+        for replica in ended:
+            replica.kill()
+            replica.probes.close()
+        await until(lambda: not any(replica.group for replica in ended), "no process is left behind", limit_s=10)
+
+    # --- processes --------------------------------------------------------------------------------------
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The settings of a process of this cluster; `more` are variables without their prefix."""
+        values = {
+            "OMNARA_DATABASE_URL": self.dsn,
+            "OMNARA_DATA_DIR": str(self.directory),
+            "OMNARA_SECRET_ENCRYPTION_KEYS": self._ring.serialise(),
+            "OMNARA_SECRET_ENCRYPTION_ACTIVE_KEY": self._ring.active,
+            "OMNARA_BOOTSTRAP_API_KEY": self.key,
+            "OMNARA_ALLOWED_PRIVATE_HOSTS": "127.0.0.1",
+            "ANTHROPIC_API_KEY": "scripted",
+            "ANTHROPIC_BASE_URL": self.model.url,
+        }
+        return values | self.times.env | self._settings | {f"OMNARA_{name}": value for name, value in more.items()}
+
+    def make(self, roles: str = "worker,maintenance", **more: str) -> ServerProcess:
+        """Prepare a process without starting it."""
+        name = f"{next(self._numbers)}-{roles.split(',')[0]}"
+        replica = ServerProcess(name, self.directory, self.environment(ROLES=roles, **more))
+        self.replicas.append(replica)
+        return replica
+
+    async def start(self, count: int = 1, roles: str = "worker,maintenance", **more: str) -> list[ServerProcess]:
+        """Start processes at once and wait until all are ready."""
+        made = [self.make(roles, **more) for _ in range(count)]
+        for replica in made:
+            replica.launch()
+        await asyncio.gather(*(replica.ready() for replica in made))
+        return made
+
+    def keep(self, worker: ServerProcess) -> None:
+        """Leave this worker running for the next test: the only one, and one that has proved itself."""
+        assert [one for one in self.replicas if one.alive and one is not self.front] == [worker]
+        self._kept = (worker,)
+
+    async def only_worker(self) -> ServerProcess:
+        """The worker that an earlier test has left, or a new one: it takes all work."""
+        kept, self._kept = self._kept, ()
+        return kept[0] if kept else (await self.start())[0]
+
+    async def end(self, *replicas: ServerProcess) -> None:
+        """Stop processes in order, at the same time; each must end with 0."""
+        codes = await asyncio.gather(*(replica.stop() for replica in replicas))
+        assert codes == [0] * len(replicas), [replica.log_tail() for replica in replicas]
+
+    async def runner_of(self, agent: Handle, *, within_s: float = 20.0) -> ServerProcess:
+        """The process that holds the agent's claim, once some does."""
+        found: list[ServerProcess] = []
+
+        async def there() -> bool:
+            worker = (await agent.hot())["worker_id"]
+            found[:] = [one for one in self.replicas if one.alive and worker is not None and one.is_worker(worker)]
+            return bool(found)
+
+        await until(there, "somebody runs the agent", limit_s=within_s)
+        return found[0]
+
+    # --- agents -----------------------------------------------------------------------------------------
+
+    def client(self, replica: ServerProcess, *, retry_for_s: float = 60.0) -> Client:
+        """A client of one process, which ends with the cluster."""
+        made = Client(replica.url, self.key, retry_for_s=retry_for_s)
+        self._stack.push_async_callback(made.close)
+        return made
+
+    async def agent(
+        self,
+        client: Client,
+        *answers: Answer,
+        loop: bool = False,
+        tools: Sequence[str | Mapping[str, Any]] = ("web_fetch",),
+        text: str = "agent",
+        prompt: str = "You are under test.",
+    ) -> Handle:
+        """Launch an agent whose model gives these answers."""
+        # The model server knows a conversation by the head of its first message, which must not depend on what follows.
+        head = f"{text} {next(self._numbers)} ".ljust(KEY_CHARS, ".")
+        message = embed(*(answers or (say("fine"),)), loop=loop, text=head)
+        launched = await client.launch(model=MODEL, system_prompt=prompt, tools=tools, message=message)
+        return Handle(self, client, launched.id, head)
+
+    def fetch(self, name: str) -> dict[str, str]:
+        """The arguments of a `web_fetch` of a counted page."""
+        return {"url": f"{self.page.url}/{name}"}
+
+    async def now(self) -> Any:
+        """The database's clock."""
+        return await self.sql.fetchval("select clock_timestamp()")
+
+    async def worker_state(self, worker_id: UUID) -> str:
+        """The state of a worker's row."""
+        return str(await self.sql.fetchval("select state from workers where id = $1", worker_id))
+
+    # --- what must hold at any time ---------------------------------------------------------------------
+
+    async def verify(self) -> None:
+        """Check every invariant that can be seen from outside, and forget gates, faults and the model's log."""
+        self.model.gates.clear()
+        self.model.faults.clear()
+        async with self.sql.acquire() as connection:
+            broken = [check for check in await run_checks(connection) if check.broken]
+        assert not broken, broken
+        bad = [entry for entry in self.model.log.entries if entry.outcome in ("refused", "script_error")]
+        assert not bad, [(entry.status, entry.detail) for entry in bad]
+        tracebacks = {replica.name: replica.tracebacks() for replica in self.replicas if replica.tracebacks()}
+        assert not tracebacks, tracebacks
