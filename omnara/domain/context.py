@@ -9,8 +9,9 @@ Source: engine.md §6 (layout); field-reports B01, B02, B04; DESIGN §4 (void ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import dropwhile
+from types import MappingProxyType
 from typing import assert_never
 
 import msgspec
@@ -94,14 +95,19 @@ class ContextState:
     apart until the next output shows where it belongs: see `tail`.
     """
 
-    __slots__ = ("_answers", "_calls", "_said", "_size", "_void", "generation", "sequence", "settled")
+    __slots__ = ("_answers", "_calls", "_said", "_shown", "_size", "_void", "generation", "sequence", "settled")
 
-    def __init__(self, void: Sequence[tuple[int, int]] = ()) -> None:
-        """`void`: ranges of sequences to skip, both ends included."""
+    def __init__(
+        self, void: Sequence[tuple[int, int]] = (), shown_chars: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """`void`: ranges of sequences to skip, both ends included. `shown_chars`: how much of a text result of these
+        built-in tools a model is shown (the log keeps all of it).
+        """
         self.sequence = 0
         self.generation = 0
         self.settled: list[Message] = []
         self._void = tuple(void)
+        self._shown = shown_chars
         self._calls: tuple[ToolCallBlock, ...] = ()
         self._answers: dict[str, tuple[int, AnsweredCall]] = {}
         self._said: list[_Said] = []
@@ -184,10 +190,11 @@ class ContextState:
         self._calls = message.calls
 
     def _apply_result(self, sequence: int, payload: ToolResultPayload) -> None:
-        known = any(call.tool_call_id == payload.tool_call_id for call in self._calls)
-        if not known or payload.tool_call_id in self._answers:
+        call = next((call for call in self._calls if call.tool_call_id == payload.tool_call_id), None)
+        if call is None or payload.tool_call_id in self._answers:
             return  # its call is void or summarised; providers refuse an answer to nothing
-        text = result_text(payload.outcome, payload.content_blocks)
+        shown_chars = self._shown.get(call.name) if call.tool_type == "built_in" else None
+        text = result_text(payload.outcome, payload.content_blocks, shown_chars)
         answer = AnsweredCall(payload.tool_call_id, text, payload.outcome != "succeeded")
         self._answers[payload.tool_call_id] = (sequence, answer)
         self._size += len(text) + _OVERHEAD

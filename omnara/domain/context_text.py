@@ -63,13 +63,16 @@ def media_text(block: MediaRefBlock) -> str:
     return f"[Attachment {block.artifact_id}: its content is not shown.]"
 
 
-def result_text(outcome: Outcome, blocks: Sequence[ResultBlock]) -> str:
-    """Everything a model is told about the end of a call, never blank: outcome marker, then the content."""
+def result_text(outcome: Outcome, blocks: Sequence[ResultBlock], shown_chars: int | None = None) -> str:
+    """Everything a model is told about the end of a call, never blank: outcome marker, then the content.
+
+    `shown_chars` bounds each text; the log keeps all of it. The same blocks always give the same text.
+    """
     parts = [_MARKERS[outcome]] if outcome in _MARKERS else []
     for block in blocks:
         if isinstance(block, TextBlock):
             if not is_blank(block.text):
-                parts.append(block.text)
+                parts.append(_shown(block.text, shown_chars))
         elif isinstance(block, StructuredDataBlock):
             parts.append(msgspec.json.encode(block.value).decode())
         elif isinstance(block, MediaRefBlock):
@@ -77,6 +80,12 @@ def result_text(outcome: Outcome, blocks: Sequence[ResultBlock]) -> str:
         else:
             assert_never(block)
     return "\n".join(parts) or EMPTY_RESULT_TEXT
+
+
+def _shown(text: str, limit: int | None) -> str:
+    if limit is None or len(text) <= limit:
+        return text
+    return f"{text[:limit]}\n\n[The first {limit} of {len(text)} characters are shown.]"
 
 
 def interrupted_text() -> str:

@@ -7,13 +7,12 @@ Source: api.md §14; contract schema ToolCatalog.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Final
 
 import msgspec
 
-from omnara.domain.content import ResultBlock, TextBlock
 from omnara.tools.builtin import ask_question, web_fetch
 from omnara.tools.protocol import (
     ALWAYS_ALLOW,
@@ -37,12 +36,12 @@ __all__ = [
     "CUSTOM_DEFAULT",
     "MCP_DEFAULT",
     "PERMISSION_MODES",
+    "SHOWN_CHARS",
     "Catalog",
     "CatalogEntry",
     "PermissionProfile",
     "catalog",
     "execute",
-    "shown_blocks",
     "unsupported",
 ]
 
@@ -50,6 +49,11 @@ BUILT_IN: Final[Mapping[str, Tool]] = {
     tool.name: tool for tool in sorted((ask_question.TOOL, web_fetch.TOOL), key=lambda tool: tool.name)
 }
 """Built-in tools by name, sorted."""
+
+SHOWN_CHARS: Final[Mapping[str, int]] = {
+    tool.name: tool.shown_chars for tool in BUILT_IN.values() if tool.shown_chars is not None
+}
+"""How many characters of a text result a model is shown; results are stored longer. Source: engine.md §7."""
 
 _EXECUTORS: Final[Mapping[str, ToolExecutor]] = {web_fetch.TOOL.name: web_fetch.execute}
 
@@ -132,19 +136,3 @@ async def execute(call: ToolCallRequest, ctx: ToolContext) -> ToolResult:
 def unsupported(name: str) -> ToolResult:
     """Return the failed result of a call to a tool that the agent does not have. Source: engine.md §7."""
     return failed(f"There is no tool named {name[:100]!r}.", UNSUPPORTED)
-
-
-def shown_blocks(tool: Tool | None, blocks: Sequence[ResultBlock]) -> list[ResultBlock]:
-    """Return the blocks of a stored result as a request to a model shows them: long text is cut, with a note.
-
-    Pure and stable, so that repeated requests stay byte-identical. Source: engine.md §7 (stored and shown sizes).
-    """
-    limit = None if tool is None else tool.shown_chars
-    return [_cut(block, limit) if limit is not None and isinstance(block, TextBlock) else block for block in blocks]
-
-
-def _cut(block: TextBlock, limit: int) -> TextBlock:
-    if len(block.text) <= limit:
-        return block
-    note = f"\n\n[The first {limit} of {len(block.text)} characters are shown.]"
-    return msgspec.structs.replace(block, text=block.text[:limit] + note)

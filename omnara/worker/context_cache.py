@@ -17,6 +17,7 @@ from omnara.domain.claim import Claim
 from omnara.domain.context import ContextState
 from omnara.domain.events import DamagedEvent, Event
 from omnara.providers.rendered import RenderedHistory
+from omnara.tools.registry import SHOWN_CHARS
 
 
 class DamagedLog(Exception):
@@ -35,7 +36,7 @@ class CachedContext:
     def __init__(self, claim: Claim) -> None:
         # The fold takes ranges with both ends included, the hot row half-open ones.
         self.void = tuple((low, high - 1) for low, high in claim.void)
-        self.context = ContextState(self.void)
+        self.context = ContextState(self.void, SHOWN_CHARS)
         self.history = RenderedHistory()
         self.history_version = claim.history_version
         self.last_id: UUID | None = None

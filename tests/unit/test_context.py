@@ -9,6 +9,7 @@ from omnara.domain.content import (
     ReasoningBlock,
     StructuredDataBlock,
     TextBlock,
+    ToolCallBlock,
 )
 from omnara.domain.context import AssistantMessage, ContextState, Message, ToolResultsMessage, UserMessage
 from omnara.domain.context_text import CANCEL_NOTICE, CONFIG_NOTICE, LOST_NOTICE
@@ -205,3 +206,19 @@ def test_the_estimate_of_memory_grows_with_the_content_and_shrinks_with_a_checkp
     log.checkpoint(log.last, "short")
     state.extend(log.events)
     assert state.bytes_size < 1_000
+
+
+def test_a_long_result_of_a_built_in_tool_is_shown_shortened_and_always_the_same() -> None:
+    def shown(text: str, tool_type: str = "built_in") -> str:
+        log = Log()
+        log.user("go")
+        call = ToolCallBlock("tcl_1", tool_type, "web_fetch", {})  # type: ignore[arg-type]
+        log.output(call)
+        log.result("tcl_1", TextBlock(text))
+        state = ContextState(shown_chars={"web_fetch": 10})
+        state.extend(log.events)
+        return state.tail()[0].results[0].text  # type: ignore[union-attr]
+
+    assert shown("é" * 10) == "é" * 10
+    assert shown("é" * 11) == "é" * 10 + "\n\n[The first 10 of 11 characters are shown.]"
+    assert shown("é" * 11, "custom") == "é" * 11

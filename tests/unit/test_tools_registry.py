@@ -11,10 +11,9 @@ import pytest
 
 from omnara.domain.content import INTERRUPTED_TEXT, StructuredDataBlock, TextBlock
 from omnara.tools import registry
-from omnara.tools.builtin import web_fetch
 from omnara.tools.extract import Extractor
 from omnara.tools.protocol import ToolCallRequest, ToolContext, ToolLimits, ToolResult, succeeded
-from omnara.tools.registry import BUILT_IN, catalog, execute, shown_blocks
+from omnara.tools.registry import BUILT_IN, SHOWN_CHARS, catalog, execute
 from omnara.tools.schema import check_tool_schema
 
 
@@ -105,11 +104,5 @@ async def test_a_fault_of_ours_is_raised(monkeypatch: pytest.MonkeyPatch) -> Non
         await execute(call("web_fetch", {"url": "x"}), context())
 
 
-def test_stored_text_is_shown_shortened_and_always_the_same() -> None:
-    facts = StructuredDataBlock({"url": "https://x.example"})
-    long, short = TextBlock("é" * 30_001), TextBlock("é" * 30_000)
-    shown = shown_blocks(web_fetch.TOOL, [long, facts])
-    assert shown == [TextBlock("é" * 30_000 + "\n\n[The first 30000 of 30001 characters are shown.]"), facts]
-    assert shown == shown_blocks(web_fetch.TOOL, [long, facts])
-    assert shown_blocks(web_fetch.TOOL, [short]) == [short]
-    assert shown_blocks(None, [long]) == [long]
+def test_what_is_shown_of_a_result_follows_the_tools() -> None:
+    assert SHOWN_CHARS == {"web_fetch": 30_000}
