@@ -19,21 +19,23 @@ from omnara.engine.feed_remote import Outbox, RemoteNews
 
 __all__ = ["Feed", "ModelDelta", "Subscription"]
 
+ECHO_S: Final = 0.05
+"""A hint that this process gave itself comes back within a turn of the event loop; one from elsewhere was sent at least
+5 ms after its commit, so what it tells is older than what was told here just now."""
+
 INTEREST_TTL_S: Final = 15.0
 """How long a replica's word that it has a reader counts. It repeats it three times as often."""
 
 
 class Feed:
-    """All subscriptions of this process. Every method but none of its callers may be called in the event loop only.
-
-    No method blocks, and none raises because of a reader.
-    """
+    """All subscriptions of this process. For one event loop; no method blocks, and none raises because of a reader."""
 
     def __init__(self) -> None:
         self._local: dict[UUID, set[Subscription]] = {}
         self._delta_readers: dict[UUID, int] = {}
         self._remote: dict[UUID, float] = {}
         self._remote_deltas: dict[UUID, float] = {}
+        self._told: dict[UUID, float] = {}
         self.outbox = Outbox()
 
     # --- readers ------------------------------------------------------------------------------------------
@@ -78,6 +80,7 @@ class Feed:
         readers = self._local.get(agent_id)
         if not readers:
             return
+        self._told[agent_id] = monotonic()
         for row in rows:
             durable = Durable(row)
             for reader in readers:
@@ -85,7 +88,11 @@ class Feed:
 
     def wake(self, agent_id: UUID) -> None:
         """Tell the readers of one agent that its log has news, or that it was archived."""
-        for reader in self._local.get(agent_id, ()):
+        readers = self._local.get(agent_id)
+        if not readers:
+            return
+        self._told[agent_id] = monotonic()
+        for reader in readers:
             reader.wake()
 
     def wake_all(self) -> None:
@@ -123,6 +130,16 @@ class Feed:
             if deltas:
                 self._remote_deltas[agent_id] = until
 
+    def receive_hint(self, agent_id: UUID) -> None:
+        """Take a hint from the bus that a log grew. The echo of what was told here a moment ago is no news.
+
+        Without this every save would send every reader of this process to the database for events that it has.
+        """
+        told = self._told.pop(agent_id, None)
+        if told is None or monotonic() - told > ECHO_S:
+            for reader in self._local.get(agent_id, ()):
+                reader.wake()
+
     def receive_news(self, news: Iterable[RemoteNews]) -> None:
         """Show what a step in another replica published."""
         for item in news:
@@ -131,7 +148,7 @@ class Feed:
     def forget_expired(self) -> None:
         """Drop interests that were not repeated, so that the tables stay as small as what is open."""
         now = monotonic()
-        for table in (self._remote, self._remote_deltas):
+        for table in (self._remote, self._remote_deltas, self._told):
             for agent_id in [agent_id for agent_id, until in table.items() if until <= now]:
                 del table[agent_id]
 

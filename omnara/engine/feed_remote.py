@@ -180,11 +180,7 @@ def unpack(agent_id: UUID, text: str) -> list[RemoteNews]:
 
 
 class FeedLink:
-    """The service that connects a feed with the bus: announces, sends, receives. One per process.
-
-    `bus` should be the one that the listener of other processes fills: hints of this process would make every reader
-    look into the log for events that it already has.
-    """
+    """The service that connects a feed with the bus: announces, sends, receives. One per process."""
 
     name = "feed"
 
@@ -257,7 +253,7 @@ class FeedLink:
                 self._feed.wake_all()
             for text in batch.ids.get(Kind.EVENTS, frozenset()):
                 if (agent_id := _agent(text)) is not None:
-                    self._feed.wake(agent_id)
+                    self._feed.receive_hint(agent_id)
             for hint in batch.deltas:
                 if (agent_id := _agent(hint.ids[0])) is not None:
                     self._feed.receive_news(_readable(agent_id, hint.text))

@@ -268,6 +268,27 @@ async def test_event_hints_wake_readers_and_nonsense_is_ignored(replicas: tuple[
     await until(lambda: reader.take().behind)
 
 
+async def test_the_echo_of_an_own_hint_reads_nothing(
+    replicas: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, front = replicas
+    reader = front.feed.subscribe(AGENT, deltas=False)
+    front.feed.events(AGENT, [event(1)])
+    front.bus.publish(Hint(Kind.EVENTS, (str(AGENT),)))
+    await asyncio.sleep(0.01)
+    batch = reader.take()
+    assert sequences(batch.items) == [1]
+    assert not batch.behind
+    front.bus.publish(Hint(Kind.EVENTS, (str(AGENT),)))
+    await until(lambda: reader.take().behind)
+    front.feed.events(AGENT, [event(2)])
+    reader.take()
+    later = feed_module.monotonic() + 1
+    monkeypatch.setattr(feed_module, "monotonic", lambda: later)
+    front.bus.publish(Hint(Kind.EVENTS, (str(AGENT),)))
+    await until(lambda: reader.take().behind)
+
+
 async def test_parcels_fit_the_bus() -> None:
     feed = Feed()
     feed.receive_interest([(AGENT, True)])
