@@ -35,6 +35,7 @@ class Contestant(Protocol):
 
 KINDS: Final = {
     "engine": "bench.engine:EngineContestant",
+    "idle": "bench.idle_step:IdleContestant",
     "raw": "bench.raw:RawContestant",
     "dbos": "bench.peer_dbos:DbosContestant",
     "model": "bench.model_server:ModelServerContestant",

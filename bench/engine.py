@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.workload import TOOL, Gate, Ledger, Work, register
-from omnara.app.parts import Parts, build
+from omnara.app.parts import Parts, build, build_gateway
 from omnara.clock import poll_until
 from omnara.db.connection import ConnectSettings
 from omnara.ids import new_uuid
@@ -49,18 +49,18 @@ class EngineContestant:
         """Start the services. `spec`: dsn, embedded, ring, http (use the real adapter), capacity, ledger."""
         if spec.get("ledger"):
             self._ledger = Ledger(Path(spec["ledger"]))
-        self._work = Work(self._gate, self._ledger)
-        register(TOOL, self._work.tool)
+        self.work = Work(self._gate, self._ledger)
+        register(TOOL, self.work.tool)
         self._metrics = Metrics.create()
         database = ConnectSettings(dsn=spec["dsn"], embedded=spec["embedded"])
         settings = engine_settings(spec.get("capacity"))
-        self._parts: Parts = build(settings, database, parse_ring(spec["ring"]), self._metrics)
-        gateway = self._parts.deps.gateway
+        gateway = build_gateway(settings)
         if spec.get("http"):
             await gateway.warm(frozenset({FORMAT}))
         else:
-            gateway.register(FORMAT, InProcessAdapter(self._work.model))
-        supervisor = Supervisor(self._parts.services, drain_timeout_s=20.0, metrics=self._metrics)
+            gateway.register(FORMAT, InProcessAdapter(self.work.model))
+        self.parts: Parts = build(settings, database, parse_ring(spec["ring"]), self._metrics, gateway)
+        supervisor = Supervisor(self.parts.services, drain_timeout_s=20.0, metrics=self._metrics)
         self._running = asyncio.create_task(supervisor.run(self._shutdown))
         await self._until(lambda: supervisor.ready, 60.0, "the engine did not start")
         return {"pid": os.getpid()}
@@ -76,7 +76,7 @@ class EngineContestant:
                 await self._until(lambda: self._gate.waiting >= values["agents"], 60.0, "agents did not gather")
                 return {"waiting": self._gate.waiting}
             case "poke":
-                self._parts.deps.hints.ready((new_uuid(),))
+                self.parts.deps.hints.ready((new_uuid(),))
                 return {}
             case "finish":
                 return await self._finish()
@@ -84,12 +84,13 @@ class EngineContestant:
 
     async def stop(self) -> None:
         """Drain and stop the services."""
-        self._work.finish()
+        self.work.finish()
         self._shutdown.request()
         if self._running is not None:
             ended = await self._running
             if not isinstance(ended, Stopped):
                 raise RuntimeError(f"the engine ended: {ended}")
+            await self.parts.deps.gateway.close()
         if self._ledger is not None:
             self._ledger.close()
 
@@ -107,8 +108,8 @@ class EngineContestant:
 
     async def _finish(self) -> dict[str, Any]:
         """End all turns; the answer has the number of steps that this process counted as saved."""
-        self._work.finish()
-        worker = next(service for service in self._parts.services if service.name == "worker")
+        self.work.finish()
+        worker = next(service for service in self.parts.services if service.name == "worker")
         await self._until(lambda: not getattr(worker, "running", 0), 60.0, "turns did not end")
         sizes = {
             name: self._metrics.registry.get_sample_value(f"omnara_save_group_size_{name}") or 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.workload import ARGUMENTS, TEXT, TOOL
+from bench.workload import ARGUMENTS, FINAL, TEXT, TOOL
 from omnara.testing import Answer, Call, ModelServer, Script, Text, Timing, fixed, plan
 
 __all__ = ["ModelServerContestant", "endless"]
@@ -34,9 +34,14 @@ class ModelServerContestant:
         return {"url": self._server.url}
 
     async def ask(self, what: str, values: dict[str, Any]) -> dict[str, Any]:
-        """`finish`: how many requests were answered. `log`: time of arrival and duration of requests since a number."""
+        """`end`: from now on say that all is done. `finish`: how many requests were answered. `log`: time of arrival
+        and duration of the requests since a number.
+        """
         assert self._server is not None
         log = self._server.log
+        if what == "end":
+            self._server.script = fixed(FINAL)
+            return {}
         if what == "finish":
             return {"requests": log.counts.requests, "answered": log.counts.answered, "refused": log.counts.refused}
         if what == "log":

@@ -53,14 +53,15 @@ class _Contest:
         self._options = options
         self._ring = generate_ring()
         self._dsns: dict[str, str] = {}
+        self._model: Child
         self.children: dict[str, Child] = {}
 
     async def enter(self) -> None:
         """Start all contestants."""
         await self._engine("engine", http=False)
         await self._raw()
-        model = await self._child("model", script="endless", fast=True)
-        await self._engine("http", http=True, base_url=f"{model.hello['url']}/v1")
+        self._model = await self._child("model", script="endless", fast=True)
+        await self._engine("http", http=True, base_url=f"{self._model.hello['url']}/v1")
         if self._options.peer == "dbos":
             await self._dbos()
 
@@ -68,6 +69,7 @@ class _Contest:
         """End all work; return what the contestants counted, and what Postgres does not agree with."""
         finished: dict[str, Any] = {}
         wrong: list[str] = []
+        await self._model.ask("end")
         for name, child in self.children.items():
             finished[name] = await child.ask("finish")
             if name in ("engine", "http"):
