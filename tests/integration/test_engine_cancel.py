@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from omnara.domain.content import INTERRUPTED_TEXT, TextBlock
 from omnara.engine import lifecycle
 from omnara.engine.cancel import cancel_agent
+from omnara.engine.config_change import change_agent_config
 from omnara.engine.inputs import create_input
 from omnara.engine.reads import get_agent
 from omnara.engine.results import submit_result
@@ -17,7 +19,7 @@ from omnara.engine.resume import resume
 from omnara.engine.scope import AgentPath
 from omnara.engine.status import agent_status
 from omnara.errors import Conflict, IdempotencyKeyConflict, StateTransitionConflict
-from tests.support.engine_case import ASK, LOOK, Call, Engine
+from tests.support.engine_case import ASK, CONFIG, LOOK, Call, Engine
 
 FETCH = Call("web_fetch", "built_in", "ready", {"url": "https://example.org"})
 
@@ -167,6 +169,25 @@ async def test_pause_saves_the_running_step_and_then_nothing_is_claimed(engine: 
     assert resumed.voided == ()
     assert (await engine.assert_coherent(path))["ready_at"] is not None
     await engine.claim(path)
+
+
+async def test_a_holder_begins_nothing_that_it_planned_before_somebody_else_wrote(engine: Engine) -> None:
+    path = await engine.agent("go")
+    claim = await engine.claim(path)
+    await engine.begin_model(claim)
+    kept = await engine.go_on(claim)
+    assert (kept.begun, kept.kept) == (True, True)
+    claim.follow(kept)
+    await change_agent_config(engine.deps, engine.p, path, json.dumps(CONFIG | {"instruction": "Other."}), "json")
+    done = await engine.go_on(claim)
+    assert (done.begun, done.kept, done.ready) == (False, False, True)
+    claim = await engine.claim(path)
+    assert claim.config_id == (await engine.hot(path))["config_id"]
+    await engine.begin_model(claim)
+    await lifecycle.pause(engine.deps, engine.p, path)
+    done = await engine.go_on(claim)
+    assert (done.begun, done.kept) == (False, False)
+    assert await status(engine, path) == "paused"
 
 
 async def test_resume_of_an_open_agent_changes_nothing(engine: Engine) -> None:

@@ -229,6 +229,20 @@ class Engine:
         assert ids is not None
         return ids
 
+    async def go_on(self, claim: Claim) -> Advanced:
+        """Save a failed attempt and begin the next one in the same statement, as a holder that keeps its claim does."""
+        assert claim.turn_id is not None
+        item = _advance(
+            claim,
+            mode="begin",
+            close=CloseStep(claim.step_number, "failed", "retry_model"),
+            attempt=1,
+            begin=BeginStep("model", 2, claim.config_id, claim.turn_id, call_id=new_uuid()),
+        )
+        done = await self.advance(item)
+        assert done is not None
+        return done
+
     async def park(self, claim: Claim) -> None:
         """Save a failed attempt whose retry is due in an hour, and give the claim back."""
         item = _advance(
