@@ -1,34 +1,47 @@
 -- name: personal_token_holder
--- The user behind a personal token, with every role, in one round trip. Index: personal_access_tokens_token_hash_key.
+-- The user behind a personal token, with every role, in one round trip. Owners and admins of an organization have admin
+-- access to all its projects without a row. Index: personal_access_tokens_token_hash_key.
 select t.id as key_id, u.id, u.display_name, null::text as org_role,
        coalesce(t.last_used_at < statement_timestamp() - interval '1 hour', true) as stale,
        array(select m.org_id from org_members m join orgs o on o.id = m.org_id and o.deleted_at is null
               where m.user_id = u.id order by o.created_at, o.id) as org_ids,
        array(select m.role from org_members m join orgs o on o.id = m.org_id and o.deleted_at is null
               where m.user_id = u.id order by o.created_at, o.id) as org_roles,
-       array(select p.id from project_members g join projects p on p.id = g.project_id and p.deleted_at is null
-              where g.user_id = u.id order by p.created_at, p.id) as project_ids,
-       array(select p.org_id from project_members g join projects p on p.id = g.project_id and p.deleted_at is null
-              where g.user_id = u.id order by p.created_at, p.id) as project_orgs,
-       array(select g.role from project_members g join projects p on p.id = g.project_id and p.deleted_at is null
-              where g.user_id = u.id order by p.created_at, p.id) as project_roles
+       coalesce(g.project_ids, '{}') as project_ids, coalesce(g.project_orgs, '{}') as project_orgs,
+       coalesce(g.project_roles, '{}') as project_roles
 from personal_access_tokens t
 join users u on u.id = t.user_id and u.deleted_at is null
+left join lateral (
+  select array_agg(p.id order by p.created_at, p.id) as project_ids,
+         array_agg(p.org_id order by p.created_at, p.id) as project_orgs,
+         array_agg(case when m.role in ('owner', 'admin') then 'admin' else e.role end order by p.created_at, p.id)
+           as project_roles
+  from org_members m
+  join projects p on p.org_id = m.org_id and p.deleted_at is null
+  left join project_members e on e.project_id = p.id and e.user_id = m.user_id
+  where m.user_id = u.id and (m.role in ('owner', 'admin') or e.role is not null)
+) g on true
 where t.token_hash = $1 and t.revoked_at is null;
 
 -- name: org_key_holder
--- The organization key behind a token, with every role, in one round trip. Index: org_api_keys_token_hash_key.
+-- The organization key behind a token, with every role, in one round trip. A key with the admin role has admin access to
+-- all projects of its organization without a row. Index: org_api_keys_token_hash_key.
 select k.id as key_id, k.id, k.name as display_name, k.org_role,
        coalesce(k.last_used_at < statement_timestamp() - interval '1 hour', true) as stale,
        array[k.org_id] as org_ids, array[k.org_role] as org_roles,
-       array(select p.id from org_api_key_projects g join projects p on p.id = g.project_id and p.deleted_at is null
-              where g.key_id = k.id order by p.created_at, p.id) as project_ids,
-       array(select p.org_id from org_api_key_projects g join projects p on p.id = g.project_id and p.deleted_at is null
-              where g.key_id = k.id order by p.created_at, p.id) as project_orgs,
-       array(select g.role from org_api_key_projects g join projects p on p.id = g.project_id and p.deleted_at is null
-              where g.key_id = k.id order by p.created_at, p.id) as project_roles
+       coalesce(g.project_ids, '{}') as project_ids, coalesce(g.project_orgs, '{}') as project_orgs,
+       coalesce(g.project_roles, '{}') as project_roles
 from org_api_keys k
 join orgs o on o.id = k.org_id and o.deleted_at is null
+left join lateral (
+  select array_agg(p.id order by p.created_at, p.id) as project_ids,
+         array_agg(p.org_id order by p.created_at, p.id) as project_orgs,
+         array_agg(case when k.org_role = 'admin' then 'admin' else e.role end order by p.created_at, p.id)
+           as project_roles
+  from projects p
+  left join org_api_key_projects e on e.project_id = p.id and e.key_id = k.id
+  where p.org_id = k.org_id and p.deleted_at is null and (k.org_role = 'admin' or e.role is not null)
+) g on true
 where k.token_hash = $1 and k.revoked_at is null and k.org_role is not null;
 
 -- name: touch_personal_token

@@ -153,6 +153,27 @@ async def test_organization_keys_authenticate_with_their_project_roles(engine: E
         await authenticate(engine.deps, f"Bearer {token.text}")
 
 
+async def test_admins_of_an_organization_have_admin_access_to_all_its_projects(engine: Engine) -> None:
+    token = tokens.generate(TokenKind.ORG)
+    org_id, project_id = engine.project.org_id, engine.project.project_id
+    await engine.fetch(
+        "insert into org_api_keys (id, org_id, name, org_role, token_id, token_hash) "
+        "values ($1, $2, 'ops', 'admin', 'o', $3)",
+        new_uuid(),
+        org_id,
+        token.hash,
+    )
+    elsewhere = new_uuid()
+    await engine.fetch("insert into orgs (id, name) values ($1, 'other')", elsewhere)
+    await engine.fetch("insert into projects (id, org_id, name) values ($1, $2, 'other')", new_uuid(), elsewhere)
+    p = await authenticate(engine.deps, f"Bearer {token.text}")
+    assert {key: grant.role for key, grant in p.project_grants.items()} == {project_id: "admin"}
+    await engine.fetch("delete from project_members where user_id = $1", engine.p.id)
+    key, _ = await bootstrap.create_key(engine.deps.db, "the owner's")
+    owner = await authenticate(engine.deps, f"Bearer {key.text}")
+    assert {key: grant.role for key, grant in owner.project_grants.items()} == {project_id: "admin"}
+
+
 async def test_me(engine: Engine) -> None:
     me = await reads.me(engine.deps, engine.p)
     assert (me.user.id, me.user.email, [org.role for org in me.orgs]) == (engine.p.id, "", ["owner"])
