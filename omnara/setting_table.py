@@ -143,12 +143,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Spec("OMNARA_CLAIM_YIELD", "Claims are given back while the oldest waiting agent is older than this", 0.01, 60),
     ] = 0.25
-    save_group_agents: Annotated[
-        int, Spec("OMNARA_SAVE_GROUP_AGENTS", "Steps that one saving statement takes at most", 1, 256)
-    ] = 32
-    save_group_bytes: Annotated[
-        int, Spec("OMNARA_SAVE_GROUP_BYTES", "Bytes that one saving statement takes at most", 1024, 2**28)
-    ] = 2**20
     unsaved_results_bytes: Annotated[
         int,
         Spec("OMNARA_UNSAVED_RESULTS_BYTES", "Finished results held in memory while Postgres is away", 2**16, 2**34),

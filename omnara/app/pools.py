@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
-from omnara.clock import Deadline
-from omnara.db.connection import ConnectSettings, ConnKind
+from prometheus_client import Histogram
+
+from omnara.clock import Deadline, monotonic
+from omnara.db.connection import Connection, ConnectSettings, ConnKind
 from omnara.db.dedicated import Dedicated
 from omnara.db.pool import ApiPool
 from omnara.metrics import Metrics
 
 __all__ = ["Pools"]
+
+
+class MeasuredPool(ApiPool):
+    """The API's pool, with the time that callers wait for a connection as a metric."""
+
+    def __init__(self, database: ConnectSettings, wait_s: Histogram) -> None:
+        super().__init__(database)
+        self._wait_s = wait_s
+
+    @contextlib.asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Connection]:
+        """See `ApiPool.acquire`."""
+        begun = monotonic()
+        async with super().acquire() as connection:
+            self._wait_s.observe(monotonic() - begun)
+            yield connection
 
 
 class Pools:
@@ -19,7 +39,7 @@ class Pools:
     name = "connections"
 
     def __init__(self, database: ConnectSettings, metrics: Metrics) -> None:
-        self.api = ApiPool(database)
+        self.api = MeasuredPool(database, metrics.pool_wait_s)
         self.session = Dedicated(database, ConnKind.CLAIMER)
         metrics.pool_connections.labels("used").set_function(lambda: self.api.in_use)
         metrics.pool_connections.labels("limit").set_function(lambda: self.api.size)

@@ -51,6 +51,9 @@ async def serve(settings: Settings) -> int:
         log.warning(warning)
     with _signals(shutdown), _probes(settings):
         async with contextlib.AsyncExitStack() as stack:
+            if settings.database_url is not None:
+                # A ring that is missing or unreadable is told at once, not after the database has been waited for.
+                load_ring(settings, embedded=False)
             state = _State()
             metrics = Metrics.create()
             ops = ops_listener(settings.ops_listen, metrics, state.check)

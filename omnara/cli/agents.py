@@ -40,7 +40,7 @@ def _with_client(work: Callable[[Client], Awaitable[T]]) -> T:
     key = settings.api_key
 
     async def main() -> T:
-        async with Client(settings.url, key, retry_for_s=10) as client:
+        async with Client(settings.url, key, retry_for_s=2) as client:
             return await work(client)
 
     return run(main())

@@ -74,10 +74,15 @@ class ServerProcess:
 
     async def stop(self) -> int:
         """Ask the process to stop and return its exit code. Raises ServerFailed if it does not stop in time."""
+        if self._process is not None:
+            self._process.terminate()
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait until the process has ended and return its exit code. Raises ServerFailed if it does not in time."""
         process = self._process
         if process is None:
             return 0
-        process.terminate()
         deadline = Deadline(STOP_LIMIT_S)
         while process.poll() is None:
             if deadline.passed:
@@ -93,6 +98,11 @@ class ServerProcess:
             return "\n".join(self._log_file.read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
             return "(no log)"
+
+    async def ready(self) -> bool:
+        """Whether the process says that it takes traffic."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+            return await self._answers(session)
 
     async def _until_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = Deadline(START_LIMIT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Callable
 
 from rich.console import Console
@@ -22,14 +23,16 @@ class Show:
 
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
-        self._console = Console(highlight=False)
+        # Into a file or a pipe, lines are as long as on a roomy screen.
+        self._console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         self._begun = monotonic()
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line with the seconds since the start."""
         if not self._silent:
             body = escape(text)
-            self._console.print(f"[dim]{monotonic() - self._begun:7.2f}[/]  {f'[{style}]{body}[/]' if style else body}")
+            line = f"[dim]{monotonic() - self._begun:7.2f}[/]  {f'[{style}]{body}[/]' if style else body}"
+            self._console.print(line, no_wrap=True, overflow="ellipsis")
 
     def event(self, event: Event) -> None:
         """Print a durable event."""
@@ -73,14 +76,17 @@ _STYLES = {"model_output": "green", "tool_result": "blue", "agent_input": "magen
 
 
 def _describe(event: Event) -> str:
-    text = " ".join(event.text.split())
-    shown = text if len(text) <= 76 else f"{text[:75]}…"
+    text = " ".join(event.text.split())[:200]
     if event.kind == "model_output":
-        calls = [str(call["name"]) for call in event.tool_calls]
-        return f"model    {shown}{'  → ' + ', '.join(calls) if calls else ''}"
+        calls = Counter(str(call["name"]) for call in event.tool_calls)
+        names = ", ".join(f"{name} × {count}" if count > 1 else name for name, count in calls.items())
+        return f"model    {text}{'  → ' + names if names else ''}"
     if event.kind == "tool_result":
-        return f"result   {event.outcome}: {shown}"
-    return f"{event.input_kind or event.kind:<8} {shown}"
+        return f"result   {event.outcome}: {text}"
+    return f"{_INPUTS.get(event.input_kind or '', event.kind):<8} {text}"
+
+
+_INPUTS = {"content": "message", "config_change": "config", "interaction_response": "answer", "control": "control"}
 
 
 def _model(verdict: Verdict) -> str:
