@@ -65,7 +65,7 @@ class Expectation:
             self._arrived.set()
 
     async def wait(self, count: int = 1, *, within_s: float = 10.0) -> Point:
-        """Return the `count`-th point, now or when it is reached. Raises TimeoutError that names what did not happen."""
+        """Return the `count`-th point, now or when it is reached. Raises TimeoutError with what did not happen."""
         try:
             async with asyncio.timeout(within_s):
                 while len(self.points) < count:
