@@ -1,6 +1,6 @@
 """The listener for whoever runs the server: alive, ready, metrics. No keys, so it binds to loopback by default.
 
-Source: issue §2 (ops listener); api.md §5 (readiness lives only here).
+Source: api.md §5 (readiness lives only here).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The five flat routes: launch, look, pause, resume, delete, in the key's default project.
 
 They are another door to the same agents: `links` lead to the scoped API for everything else.
-Source: issue §2 (flat routes).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Requests and answers of the five flat routes: agents for people who start with one HTTP call.
-
-Source: issue §2 (flat routes).
-"""
+"""Requests and answers of the five flat routes: agents for people who start with one HTTP call."""
 
 from __future__ import annotations
 
