@@ -109,9 +109,11 @@ async def test_a_task_never_holds_two(pool: ApiPool) -> None:
 
 async def test_a_transaction_left_open_is_cut_not_lent_on(pool: ApiPool, empty_database: str) -> None:
     async with pool.acquire() as conn:
+        pid = conn.get_server_pid()
         await conn.execute("begin; create table left_open (id int)")
     assert await sessions(empty_database, "idle in transaction%") == 0
     async with pool.acquire() as conn:
+        assert conn.get_server_pid() != pid
         assert not conn.is_in_transaction()
         assert await conn.fetchval("select to_regclass('left_open')") is None
 
@@ -260,6 +262,30 @@ async def test_a_silent_network_ends_at_the_time_out_and_not_later(empty_databas
             assert loop.time() - started < 1.0
             proxy.flow()
             assert await ask(pool) == 1
+
+
+async def test_leaving_a_cancelled_query_on_a_silent_network_takes_a_second_at_most(empty_database: str) -> None:
+    loop = asyncio.get_running_loop()
+    async with (
+        proxied(empty_database) as (proxy, dsn),
+        open_pool(ConnectSettings(dsn=dsn), acquire_timeout_s=30) as pool,
+    ):
+        sent = asyncio.Event()
+
+        async def ask() -> None:
+            async with pool.acquire() as conn:
+                proxy.go_silent()
+                sent.set()
+                await conn.fetchval("select 1")
+
+        asking = asyncio.create_task(ask())
+        await sent.wait()
+        started = loop.time()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert loop.time() - started < 3.0
+        assert pool.in_use == 0
 
 
 async def test_closing_does_not_wait_for_ever(empty_database: str) -> None:

@@ -90,3 +90,20 @@ async def test_requests_go_through_the_pooler_under_our_rules(empty_database: st
             assert await conn.fetchval("show lock_timeout") == "0"
     finally:
         await pool.close()
+
+
+async def test_a_plan_is_never_looked_for_on_another_server_connection(empty_database: str) -> None:
+    async with pooled(empty_database, size=2) as dsn:
+        settings = await resolve(ConnectSettings(dsn=dsn, direct_dsn=empty_database))
+        pool = ApiPool(settings, size=1)
+        await pool.start()
+        other = await asyncpg.connect(dsn, statement_cache_size=0)
+        try:
+            async with pool.acquire() as conn:
+                first = await conn.fetchval("select pg_backend_pid()")
+                async with other.transaction():
+                    assert await other.fetchval("select pg_backend_pid()") == first
+                    assert await conn.fetchval("select pg_backend_pid()") != first
+        finally:
+            other.terminate()
+            await pool.close()

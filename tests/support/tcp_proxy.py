@@ -52,16 +52,25 @@ class TcpProxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        await self._flowing.wait()
+        self._writers.add(writer)
+        try:
+            # Only `stop` cancels this task, and the stream server of Python 3.11 trips over a cancelled handler.
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._flowing.wait()
+                await self._relay(reader, writer)
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(*self._target)
-        self._writers |= {writer, server_writer}
+        self._writers.add(server_writer)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(reader, server_writer))
                 group.create_task(self._pump(server_reader, writer))
         finally:
-            self._writers -= {writer, server_writer}
-            writer.transport.abort()
+            self._writers.discard(server_writer)
             server_writer.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -74,7 +74,8 @@ class TransactionPooler:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            # Only `stop` cancels this task, and the stream server of Python 3.11 trips over a cancelled handler.
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
                 if await self._greet(reader, writer):
                     await self._relay(reader, writer)
         finally:
