@@ -203,7 +203,10 @@ class Handle:
 
 
 class Cluster:
-    """A database, a model, a web page, and the processes that a test starts. Use as a context manager."""
+    """A database, a model, a web page, and the processes that a test starts. Use as a context manager.
+
+    With an empty `dsn` the server makes its embedded database in `directory`; `connect` follows then.
+    """
 
     def __init__(self, dsn: str, directory: Path, times: Times, **settings: str) -> None:
         self.dsn = dsn
@@ -224,9 +227,15 @@ class Cluster:
     async def __aenter__(self) -> Cluster:
         await self._stack.enter_async_context(self.model)
         await self._stack.enter_async_context(self.page)
-        self.sql = await self._stack.enter_async_context(asyncpg.create_pool(self.dsn, min_size=0, max_size=8))
+        if self.dsn:
+            await self.connect(self.dsn)
         self._stack.push_async_callback(self._end)
         return self
+
+    async def connect(self, dsn: str) -> None:
+        """Look into this database from now on."""
+        self.dsn = dsn
+        self.sql = await self._stack.enter_async_context(asyncpg.create_pool(dsn, min_size=0, max_size=8))
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.aclose()
@@ -260,10 +269,12 @@ class Cluster:
         }
         return values | self.times.env | self._settings | {f"OMNARA_{name}": value for name, value in more.items()}
 
-    def make(self, roles: str = "worker,maintenance", **more: str) -> ServerProcess:
+    def make(
+        self, roles: str = "worker,maintenance", *, ports: tuple[int, int] | None = None, **more: str
+    ) -> ServerProcess:
         """Prepare a process without starting it."""
         name = f"{next(self._numbers)}-{roles.split(',')[0]}"
-        replica = ServerProcess(name, self.directory, self.environment(ROLES=roles, **more))
+        replica = ServerProcess(name, self.directory, self.environment(ROLES=roles, **more), ports=ports)
         self.replicas.append(replica)
         return replica
 

@@ -18,7 +18,7 @@ LAST_WORDS = "all read"
 class Load:
     """Agents that fetch page after page, each page once, until `end`. `delay_ms` is the model's time for an answer."""
 
-    def __init__(self, cluster: Cluster, name: str, *, delay_ms: float = 50) -> None:
+    def __init__(self, cluster: Cluster, name: str, *, delay_ms: float = 250) -> None:
         self._cluster = cluster
         self._name = name
         self._timing = Timing(delay_ms=delay_ms)

@@ -57,7 +57,9 @@ class ProbePipe:
 
     async def wait(self, name: str, *, after: int = 0, within_s: float = 20.0, **fields: Any) -> dict[str, Any]:
         """Return the first point `name` with these fields, from position `after` on, now or when it is reached."""
-        wanted = {"point": name} | {key: str(value) if isinstance(value, UUID) else value for key, value in fields.items()}
+        wanted = {"point": name} | {
+            key: str(value) if isinstance(value, UUID) else value for key, value in fields.items()
+        }
         try:
             async with asyncio.timeout(within_s):
                 while True:
@@ -74,7 +76,9 @@ class ProbePipe:
 class ServerProcess:
     """`python -m omnara serve` with a given environment. One process; a restart is another `ServerProcess`."""
 
-    def __init__(self, name: str, directory: Path, environment: Mapping[str, str], *, ports: tuple[int, int] | None = None):
+    def __init__(
+        self, name: str, directory: Path, environment: Mapping[str, str], *, ports: tuple[int, int] | None = None
+    ):
         self.name = name
         self.ports = free_ports() if ports is None else ports
         self.url = f"http://127.0.0.1:{self.ports[0]}"

@@ -1,0 +1,138 @@
+"""Processes that are asked to stop, also while much is going on: nothing is lost, repeated, or counted as a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from omnara.client import Client, Event
+from omnara.domain.content import INTERRUPTED_TEXT
+from omnara.testing import call, say
+from tests.support.cluster import Cluster, Handle
+from tests.support.load import LAST_WORDS, Load
+from tests.support.waiting import until
+
+EVERYTHING = "api,worker,maintenance"
+
+
+async def test_work_in_progress_is_finished_or_handed_over(cluster: Cluster, client: Client) -> None:
+    """What ends within the drain is saved; the rest is released, and another worker does it."""
+    cluster.page.hold("slow")
+    first = await cluster.only_worker()
+    quick = await cluster.agent(client, call("web_fetch", cluster.fetch("quick"), text="{{attempt}}"), say("done"))
+    endless = await cluster.agent(client, say("answer {{attempt}}"))
+    fetching = await cluster.agent(client, call("web_fetch", cluster.fetch("slow")), say("done"))
+    quick_gate = cluster.model.gate("mid_text", match=quick.match)
+    endless_gate = cluster.model.gate("mid_text", match=endless.match)
+    await quick_gate.reached(30)
+    await endless_gate.reached(30)
+    await cluster.page.visited("slow")
+    (second,) = await cluster.start()
+    first.signal(signal.SIGTERM)
+
+    async def not_ready() -> bool:
+        return await first.readyz() == 503
+
+    await until(not_ready, "it says that it takes no traffic", limit_s=2)
+    later = await cluster.agent(client, say("by the other"))
+    await later.settled()
+    assert (await later.steps())[0]["worker_id"] == second.worker_id
+    quick_gate.release()
+    await quick.settled()
+    assert await first.exited(limit_s=cluster.times.drain_s + 10) == 0
+    for agent in (endless, fetching):
+        await agent.settled()
+    assert [entry.turn for entry in quick.requests] == [0, 1]
+    steps = await quick.steps()
+    assert [(row["kind"], row["state"]) for row in steps] == [(kind, "succeeded") for kind in ("model", "tools", "model")]
+    assert steps[0]["worker_id"] != steps[1]["worker_id"] == second.worker_id
+    assert cluster.page.hits["quick"] == cluster.page.hits["slow"] == 1
+    assert await endless.texts() == ["answer 2"]
+    assert await endless.step_states() == [("model", "released"), ("model", "succeeded")]
+    assert [row["attempt"] for row in await endless.steps()] == [1, 1]
+    assert [event.text for event in await fetching.events() if event.kind == "tool_result"] == [INTERRUPTED_TEXT]
+    assert await fetching.step_states() == [("model", "succeeded"), ("tools", "released"), ("model", "succeeded")]
+    assert {(await agent.hot())["deaths"] for agent in (quick, endless, fetching)} == {0}
+    cluster.keep(second)
+
+
+async def test_a_second_signal_cuts_the_drain_short(cluster: Cluster) -> None:
+    """Streams are closed at once; the second SIGTERM ends the wait for a model; still in order, still exit 0."""
+    (whole,) = await cluster.start(roles=EVERYTHING, WORKER_DRAIN_TIMEOUT="60s")
+    client = cluster.client(whole)
+    agent = await cluster.agent(client, say("never said"))
+    gate = cluster.model.gate("mid_text", match=agent.match)
+    await gate.reached(30)
+    streams = [await client._http.session.get(await stream_url(client, agent), headers=client._http.headers) for _ in range(20)]
+    whole.signal(signal.SIGTERM)
+    async with asyncio.timeout(2):
+        await asyncio.gather(*(stream.read() for stream in streams))
+    assert whole.alive, "the step still has its time"
+    assert (await client.status(agent.id)).status == "running", "other routes still answer"
+    whole.signal(signal.SIGTERM)
+    assert await whole.exited(limit_s=5) == 0
+    gate.release()
+    cluster.model.gates.clear()
+    worker = await cluster.only_worker()
+    await agent.settled()
+    assert [row["attempt"] for row in await agent.steps()] == [1, 1]
+    assert (await agent.hot())["deaths"] == 0
+    cluster.keep(worker)
+
+
+async def stream_url(client: Client, agent: Handle) -> str:
+    """The address of an agent's event stream."""
+    return client._http.url((await client.links(agent.id)).stream)
+
+
+async def test_rolling_restart_under_load(cluster: Cluster) -> None:
+    """Three replicas replaced one after the other: not one step repeated, not one event missed by those who follow."""
+    replicas = await cluster.start(3, EVERYTHING)
+    clients = [cluster.client(replica) for replica in replicas]
+    load = Load(cluster, "rolling")
+    await load.begin(clients, 15)
+    followers = [asyncio.create_task(follow(agent)) for agent in load.agents[:6]]
+    for replica in replicas:
+        before = load.outputs()
+        await until(lambda: load.outputs() >= before + 15, "the load goes on", limit_s=30)
+        assert await replica.stop(limit_s=cluster.times.drain_s + 10) == 0
+        following = cluster.make(EVERYTHING, ports=replica.ports)
+        following.launch()
+        await following.ready()
+    await load.end()
+    await load.check(undisturbed=True)
+    for agent, seen in zip(load.agents, await asyncio.gather(*followers), strict=False):
+        assert [event.id for event in seen] == [event.id for event in await agent.events()]
+
+
+async def follow(agent: Handle) -> list[Event]:
+    """Read an agent's stream to its last words, through whatever happens to the server."""
+    seen = []
+    async with asyncio.timeout(120), agent.client.stream(agent.id) as events:
+        async for event in events:
+            if isinstance(event, Event):
+                seen.append(event)
+                if event.text == LAST_WORDS:
+                    break
+    return seen
+
+
+async def test_nine_deploys_during_one_long_model_call(cluster: Cluster, client: Client) -> None:
+    """As many releases as there are attempts: the call is still at its first one, and the tenth process ends it."""
+    workers = await cluster.start(10, WORKER_DRAIN_TIMEOUT="0s")
+    agent = await cluster.agent(client, say("answer {{attempt}}"))
+    gate = cluster.model.gate("mid_text", times=-1, match=agent.match)
+    stopped = []
+    for number in range(1, 10):
+        await until(lambda number=number: len(agent.requests) == number, f"call {number} is made", limit_s=30)
+        stopped.append(await cluster.runner_of(agent))
+        stopped[-1].signal(signal.SIGTERM)
+    await until(lambda: len(agent.requests) == 10, "the last call is made", limit_s=30)
+    assert [await replica.exited() for replica in stopped] == [0] * 9
+    gate.release()
+    await agent.settled()
+    steps = await agent.steps()
+    assert [row["state"] for row in steps] == ["released"] * 9 + ["succeeded"]
+    assert {row["attempt"] for row in steps} == {1}
+    assert await agent.texts() == ["answer 10"]
+    cluster.keep(*(worker for worker in workers if worker not in stopped))
