@@ -14,6 +14,7 @@ from typing import Final
 
 import aiohttp
 
+import omnara
 from omnara.client.errors import ClientError
 from omnara.clock import Deadline, monotonic
 from omnara.settings import child_environment
@@ -36,7 +37,13 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{port}"
         self._ready_url = f"http://127.0.0.1:{ops_port}/readyz"
         self._environment = child_environment(
-            {**environment, "OMNARA_LISTEN": f"127.0.0.1:{port}", "OMNARA_OPS_LISTEN": f"127.0.0.1:{ops_port}"}
+            {
+                **environment,
+                "OMNARA_LISTEN": f"127.0.0.1:{port}",
+                "OMNARA_OPS_LISTEN": f"127.0.0.1:{ops_port}",
+                # The child runs this very package, not one that happens to lie in the working directory.
+                "PYTHONPATH": str(Path(omnara.__file__).parents[1]),
+            }
         )
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,7 +59,7 @@ class ServerProcess:
         begun = monotonic()
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "omnara", "serve"],
+                [sys.executable, "-P", "-m", "omnara", "serve"],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
