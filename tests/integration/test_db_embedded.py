@@ -125,15 +125,17 @@ def start_child(root: Path) -> tuple[subprocess.Popen[str], int]:
 
 async def test_a_killed_process_leaves_its_server_to_the_next(root: Path) -> None:
     child, pid = await asyncio.to_thread(start_child, root)
-    assert await EmbeddedPostgres.running_dsn(root) is not None
-    with pytest.raises(ConfigurationError, match=f"pid {child.pid}"):
-        await embedded(root).start()
-    os.killpg(child.pid, signal.SIGKILL)
-    await asyncio.to_thread(child.communicate)
+    try:
+        assert await EmbeddedPostgres.running_dsn(root) is not None
+        with pytest.raises(ConfigurationError, match=f"pid {child.pid}"):
+            await embedded(root).start()
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        await asyncio.to_thread(child.communicate)
     loop = asyncio.get_running_loop()
     started = loop.time()
     async with embedded(root) as pg:
-        assert loop.time() - started < 1.0
+        assert loop.time() - started < 5.0
         assert (pg.adopted, pg.pid) == (True, pid)
         assert await ask(pg.dsn) == 1
     await until(lambda: not psutil.pid_exists(pid), "the adopted server is stopped too")
