@@ -50,8 +50,8 @@ async def release_orphans(deps: Deps, death_limit: int) -> Released:
         released = await deps.db.run(lambda connection: orphans.release(connection, RELEASE_BATCH))
     except DatabaseUnavailable:
         raise
-    except Exception:  # the data of one of them is at fault
-        log.exception("orphans_not_released")
+    except Exception as error:  # noqa: BLE001 - the data of one of them is at fault
+        log.warning("orphans_released_singly", error=type(error).__name__)
         released = await _release_singly(deps, orphans)
     _announce(deps, released)
     if released.crashed:
@@ -68,8 +68,8 @@ async def _release_singly(deps: Deps, orphans: _Orphans) -> Released:
             released = await deps.db.run(lambda connection: orphans.release(connection, 1))
         except DatabaseUnavailable:
             raise
-        except Exception:  # the others come first; this one is tried again at the next sweep
-            log.exception("orphan_not_released", agent_id=str(orphans.last))
+        except Exception as error:  # noqa: BLE001 - the others come first; this one is tried again at the next sweep
+            log.error("orphan_not_released", agent_id=str(orphans.last), error=repr(error))
             continue
         agents += released.agents
         crashed += released.crashed

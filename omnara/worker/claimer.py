@@ -106,15 +106,15 @@ class Claimer:
             await asyncio.sleep(random.uniform(0.1, 0.5))
 
     async def _claim(self, limit: int) -> int:
-        assert self.worker_id is not None
-        worker_id = self.worker_id
         now = monotonic()
         full = now >= self._full_scan_at
         since = ALWAYS if full else self._since
         async with self._connection.use() as connection:
+            if self.paused or self.worker_id is None:
+                return 0  # detached while this waited for its connection
             claims = await claim_agents(
                 connection,
-                worker_id,
+                self.worker_id,
                 limit=limit,
                 since=since,
                 token=secrets.randbits(63) or 1,
