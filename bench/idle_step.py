@@ -14,8 +14,9 @@ from uuid import UUID
 import asyncpg
 
 from bench.engine import EngineContestant
-from bench.seed import seed_input
+from bench.seed import is_idle, seed_input
 from omnara import probes
+from omnara.clock import poll_until
 from omnara.engine.feed_items import Durable, Subscription
 
 __all__ = ["IdleContestant"]
@@ -79,11 +80,8 @@ class IdleContestant(EngineContestant):
         return {name: seconds * 1000 for name, seconds in parts.items()}
 
     async def _until_idle(self) -> None:
-        async with asyncio.timeout(STEP_LIMIT_S):
-            while await self._conn.fetchval(
-                "select exists (select from agent_sched where worker_id is not null or ready_at is not null)"
-            ):
-                await asyncio.sleep(0.002)
+        if not await poll_until(lambda: is_idle(self._conn), within_s=STEP_LIMIT_S, every_s=0.002):
+            raise TimeoutError(f"the agents are not idle after {STEP_LIMIT_S:g} s")
 
 
 async def _answered(reader: Subscription) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from bench.workload import ARGUMENTS, RESULT, TEXT, TOOL, Gate
+from omnara.clock import poll_until
 
 __all__ = ["POOL", "THREADS", "DbosContestant"]
 
@@ -70,7 +71,7 @@ class DbosContestant:
         self._dbos = DBOS(config=config)
         model, tool = DBOS.step()(_model), DBOS.step()(_tool)
 
-        @DBOS.workflow()  # type: ignore[untyped-decorator]
+        @DBOS.workflow()
         async def agent(_number: int) -> None:
             while not self._over:
                 await self._gate.passed()
@@ -110,9 +111,11 @@ class DbosContestant:
             await asyncio.to_thread(self._dbos.destroy)
 
     async def _gathered(self) -> None:
-        async with asyncio.timeout(60):
-            while self._gate.waiting < len(self._handles):
-                await asyncio.sleep(0.01)
+        async def gathered() -> bool:
+            return self._gate.waiting >= len(self._handles)
+
+        if not await poll_until(gathered, within_s=60.0, every_s=0.01):
+            raise TimeoutError(f"{self._gate.waiting} of {len(self._handles)} workflows wait at the gate")
 
 
 async def _model() -> str:

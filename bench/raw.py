@@ -201,8 +201,7 @@ async def _claim_all(conn: Any, seeded: Seeded, worker_id: UUID, turns: dict[UUI
             [(agent, worker_id, TOKEN, turn) for agent, turn in turns.items()],
         )
         await conn.executemany(
-            "insert into steps (agent_id, number, kind, attempt, frontier, call_id, turn_id, config_id, worker_id, epoch) "
-            "values ($1, 1, 'model', 1, 1, $2, $3, $4, $5, 1)",
+            "insert into steps (agent_id, number, kind, attempt, frontier, call_id, turn_id, config_id, worker_id, "
+            "epoch) values ($1, 1, 'model', 1, 1, $2, $3, $4, $5, 1)",
             [(agent, new_uuid(), turn, seeded.config_id, worker_id) for agent, turn in turns.items()],
         )
-

@@ -11,6 +11,7 @@ import contextlib
 import random
 import statistics
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -21,11 +22,13 @@ from bench.cluster import open_cluster
 from bench.options import Options
 from bench.processes import Child, ChildFailed, start_child, work_directory
 from bench.report import Run
+from bench.seed import is_idle
 from bench.servers import Server, server_environment
 from bench.verify import look
 from bench.workload import ARGUMENTS
 from omnara.access.tokens import TokenKind, generate
 from omnara.client import Client
+from omnara.clock import poll_until
 from omnara.vault import generate_ring
 
 __all__ = ["run"]
@@ -101,7 +104,13 @@ class _Pair:
                 await client.launch(
                     model="openai/scripted", system_prompt="Go on.", tools=[TOOL], message=f"Go. {number}"
                 )
-        await self._until_steps(AGENTS)
+
+        async def all_run() -> bool:
+            return bool(
+                await self._conn.fetchval("select count(*) = $1 from agent_sched where step_number > 1", AGENTS)
+            )
+
+        await _until(all_run, "every agent runs")
         self._clock_s = await self._clock_difference()
         age = await self._conn.fetchval("select extract(epoch from clock_timestamp() - pg_postmaster_start_time())")
         await asyncio.sleep(max(0.0, START_GRACE_S - float(age)))
@@ -124,9 +133,11 @@ class _Pair:
         idle = next(server for server in self._servers if server is not busiest)
         await idle.stop()
         self._servers = [busiest, idle]
-        async with asyncio.timeout(LIMIT_S):
-            while len(await self._held(self._workers[busiest.name])) < AGENTS:
-                await asyncio.sleep(0.02)
+
+        async def all_held() -> bool:
+            return len(await self._held(self._workers[busiest.name])) == AGENTS
+
+        await _until(all_held, "one replica holds every agent")
 
     async def restart(self) -> dict[str, Any]:
         """Kill the only replica and start it at once; return the time to the next steps, from being up and in all."""
@@ -147,11 +158,7 @@ class _Pair:
     async def end(self, model: Child) -> list[int]:
         """Let the model say that all is done, wait until every agent is idle, stop the servers in order."""
         await model.ask("end")
-        async with asyncio.timeout(LIMIT_S):
-            while await self._conn.fetchval(
-                "select exists (select from agent_sched where worker_id is not null or ready_at is not null)"
-            ):
-                await asyncio.sleep(0.05)
+        await _until(lambda: is_idle(self._conn), "all agents are idle")
         return [await server.stop() for server in self._servers[:1]]
 
     async def close(self) -> None:
@@ -202,11 +209,6 @@ class _Pair:
                     return [row[0] for row in rows]
                 await asyncio.sleep(0.01)
 
-    async def _until_steps(self, agents: int) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while await self._conn.fetchval("select count(*) from agent_sched where step_number > 1") < agents:
-                await asyncio.sleep(0.05)
-
     async def _clock_difference(self) -> float:
         """Return how far the clock of Postgres is ahead of ours, in seconds; the quickest of ten looks is used."""
         found = []
@@ -216,3 +218,8 @@ class _Pair:
             after = time.time()
             found.append((after - before, there - (before + after) / 2))
         return min(found)[1]
+
+
+async def _until(reached: Callable[[], Awaitable[bool]], what: str) -> None:
+    if not await poll_until(reached, within_s=LIMIT_S, every_s=0.02):
+        raise ChildFailed(f"after {LIMIT_S:g} s it is still not so that {what}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import statistics
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -46,11 +47,14 @@ async def run(options: Options) -> Run:
     There and back, so that a machine that slows down meanwhile is no argument. Raises ChildFailed, NotDurable.
     """
     measured: list[_Measured] = []
+    counts = options.processes
     async with work_directory() as directory, open_cluster(options.database_url) as cluster:
-        for count in (*options.processes, *reversed(options.processes)):
+        for count in (*counts, *reversed(counts)):
             measured.append(await _measure(cluster, directory / str(len(measured)), count, options))
         facts = cluster.facts
-    rates = {count: _mean([one.steps_per_s for one in measured if one.processes == count]) for count in options.processes}
+    rates = {
+        count: _mean([one.steps_per_s for one in measured if one.processes == count]) for count in options.processes
+    }
     figures: dict[str, Any] = {f"steps_per_s_{count}": round(rate, 1) for count, rate in rates.items()}
     if rates.get(1) and 4 in rates:
         figures["ratio_4_to_1"] = round(rates[4] / rates[1], 3)
@@ -60,7 +64,7 @@ async def run(options: Options) -> Run:
     if figures["double_executions"]:
         wrong.append(f"{figures['double_executions']} steps were executed twice")
     return Run(
-        sizes={"agents": options.agents, "seconds": options.seconds, "processes": list(options.processes)},
+        sizes={"agents": options.agents, "seconds": options.seconds, "processes": list(counts)},
         figures=figures,
         details={"passes": msgspec.to_builtins(measured)},
         postgres=facts,
@@ -101,10 +105,6 @@ async def _measure(cluster: Cluster, directory: Path, count: int, options: Optio
         wrong.append(f"{count} processes: {executions - doubles} executions for {saved} saved steps")
     rate = sum(float(answer["steps"]) / float(answer["seconds"]) for answer in slices)
     return _Measured(count, rate, [int(answer["steps"]) for answer in slices], executions, doubles, wrong)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 async def _gather(children: list[Child], agents: int) -> None:

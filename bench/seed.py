@@ -16,7 +16,7 @@ from omnara.engine.catalog import SECRET_FIELD
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.vault import KeyRing, seal, secret_aad
 
-__all__ = ["Seeded", "make_ready", "seed", "seed_input"]
+__all__ = ["Seeded", "is_idle", "make_ready", "seed", "seed_input"]
 
 
 class Seeded(msgspec.Struct, frozen=True):
@@ -56,6 +56,13 @@ async def make_ready(dsn: str) -> None:
         await conn.execute("update agent_sched set ready_at = statement_timestamp() where worker_id is null")
     finally:
         await conn.close()
+
+
+async def is_idle(conn: Any) -> bool:
+    """Whether no agent is claimed or ready."""
+    return not await conn.fetchval(
+        "select exists (select from agent_sched where worker_id is not null or ready_at is not null)"
+    )
 
 
 async def seed_input(conn: Any, agent_id: UUID, text: str) -> None:

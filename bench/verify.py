@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import asyncpg
 import msgspec
 
 from omnara.db.checks import run_checks
+from omnara.db.connection import ConnectSettings, ConnKind, connect
 
 __all__ = ["Counted", "double_executions", "look", "wrong_with"]
 
@@ -23,7 +23,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 async def look(dsn: str) -> Counted:
     """Count the journal and run `sql/checks`."""
-    conn = await asyncpg.connect(dsn)
+    conn = await connect(ConnectSettings(dsn=dsn), ConnKind.ADMIN)
     try:
         rows = await conn.fetch("select state, count(*) from steps group by state")
         states = {row[0]: int(row[1]) for row in rows}

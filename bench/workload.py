@@ -114,7 +114,7 @@ class Work:
             return say(FINAL)
         return ask(call, (TOOL.name, ARGUMENTS), text=TEXT)
 
-    async def tool(self, call: ToolCallRequest, _context: ToolContext) -> ToolResult:
+    async def tool(self, call: ToolCallRequest, ctx: ToolContext) -> ToolResult:
         """Run the tool: nothing but its answer, once the gate is open."""
         if not self._gate.is_open:
             await self._gate.passed()

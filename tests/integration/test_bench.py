@@ -1,0 +1,180 @@
+"""The benches measure what they say: real saves, counted once they are in Postgres, and no process stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import asyncpg
+import msgspec
+import psutil
+import pytest
+
+from bench.cluster import NotDurable, open_cluster
+from bench.processes import ROOT, ChildFailed, Process, start_child
+from bench.raw import RawContestant
+from bench.seed import make_ready, seed
+from bench.servers import Server
+from bench.verify import double_executions, look, wrong_with
+from omnara.clock import poll_until
+from omnara.vault import generate_ring
+from tests.support.postgres import PostgresForTests
+
+AGENTS = 6
+
+
+async def test_engines_count_what_postgres_holds_and_run_each_step_once(database: str, tmp_path: Path) -> None:
+    ring = generate_ring()
+    await seed(database, AGENTS, ring, ready=False)
+    ledgers = [tmp_path / "ledger-a", tmp_path / "ledger-b"]
+    spec = {"dsn": database, "embedded": False, "ring": ring.serialise(), "capacity": AGENTS // 2}
+    async with contextlib.AsyncExitStack() as stack:
+        children = [
+            await stack.enter_async_context(start_child("engine", tmp_path, ledger=str(ledger), **spec))
+            for ledger in ledgers
+        ]
+        await make_ready(database)
+        for child in children:
+            await child.ask("gathered", agents=AGENTS // 2)
+        slices = await asyncio.gather(*(child.ask("run", seconds=0.5) for child in children))
+        finished = await asyncio.gather(*(child.ask("finish") for child in children))
+        counted = await look(database)
+    saved = sum(answer["saved"] for answer in finished)
+    assert all(answer["steps"] > 0 for answer in slices)
+    assert wrong_with("engine", counted, saved) == []
+    assert double_executions(ledgers) == (saved, 0)
+
+
+async def test_the_engine_runs_against_the_scripted_model_over_http(database: str, tmp_path: Path) -> None:
+    ring = generate_ring()
+    async with start_child("model", tmp_path, script="endless") as model:
+        await seed(database, AGENTS, ring, base_url=f"{model.hello['url']}/v1")
+        spec = {"dsn": database, "embedded": False, "ring": ring.serialise(), "http": True}
+        async with start_child("engine", tmp_path, **spec) as engine:
+            await engine.ask("gathered", agents=AGENTS)
+            assert (await engine.ask("run", seconds=0.5))["steps"] > 0
+            await model.ask("end")
+            finished = await engine.ask("finish")
+        assert wrong_with("http", await look(database), finished["saved"]) == []
+        assert (await model.ask("finish"))["refused"] == 0
+
+
+async def test_the_bare_loop_saves_rows_that_keep_every_invariant(database: str) -> None:
+    seeded = await seed(database, AGENTS, generate_ring(), ready=False)
+    raw = RawContestant()
+    try:
+        await raw.start({"dsn": database, "seeded": msgspec.to_builtins(seeded)})
+        measured = await raw.ask("run", {"seconds": 0.5})
+        saved = (await raw.ask("finish", {}))["saved"]
+    finally:
+        await raw.stop()
+    assert measured["steps"] == saved > 2 * AGENTS
+    conn = await asyncpg.connect(database)
+    try:
+        kinds = dict(await conn.fetch("select kind, count(*) from events group by kind"))
+        closed = await conn.fetchval("select count(*) from steps where state = 'succeeded'")
+        answered = await conn.fetchval("select count(*) from tool_calls where state = 'completed'")
+        gaps = await conn.fetchval(
+            "select count(*) from (select max(sequence) - min(sequence) + 1 - count(*) as missing from events "
+            "group by agent_id) found where missing <> 0"
+        )
+    finally:
+        await conn.close()
+    assert closed == saved
+    assert kinds["model_output"] + kinds["tool_result"] == saved
+    assert answered == kinds["tool_result"]
+    assert gaps == 0
+
+
+async def test_the_bare_loop_saves_the_bytes_of_the_engine(postgres: PostgresForTests, tmp_path: Path) -> None:
+    ring = generate_ring()
+    async with postgres.fresh() as engines, postgres.fresh() as bare:
+        await seed(engines, 1, ring)
+        async with start_child("engine", tmp_path, dsn=engines, embedded=False, ring=ring.serialise()) as engine:
+            await engine.ask("gathered", agents=1)
+            await engine.ask("run", seconds=0.2)
+            await engine.ask("finish")
+        seeded = await seed(bare, 1, ring, ready=False)
+        raw = RawContestant()
+        await raw.start({"dsn": bare, "seeded": msgspec.to_builtins(seeded)})
+        await raw.ask("run", {"seconds": 0.2})
+        await raw.stop()
+        sizes = [await _payload_sizes(dsn) for dsn in (engines, bare)]
+    assert sizes[0] == sizes[1]
+    assert set(sizes[0]) == {"model_output", "tool_result"}
+
+
+async def _payload_sizes(dsn: str) -> dict[str, int]:
+    conn = await asyncpg.connect(dsn)
+    try:
+        rows = await conn.fetch(
+            "select distinct on (kind) kind, octet_length(payload::text) from events "
+            "where kind in ('model_output', 'tool_result') order by kind, sequence"
+        )
+    finally:
+        await conn.close()
+    return dict(rows)
+
+
+async def test_a_server_that_can_lose_commits_is_refused(postgres: PostgresForTests) -> None:
+    conn = await asyncpg.connect(postgres.admin_dsn)
+    durable = await conn.fetchval("select current_setting('fsync')")
+    await conn.close()
+    if durable == "on":
+        async with open_cluster(postgres.admin_dsn) as cluster:
+            assert cluster.facts["fsync"] == "on"
+        return
+    with pytest.raises(NotDurable, match="fsync"):
+        async with open_cluster(postgres.admin_dsn):
+            pass
+
+
+async def test_a_child_that_fails_says_why_and_is_gone(tmp_path: Path) -> None:
+    async with start_child("model", tmp_path) as child:
+        pid = child.pid
+        with pytest.raises(ChildFailed, match="unknown request"):
+            await child.ask("dance")
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, pathlib, sys\n"
+        "from bench.processes import Process\n"
+        "async def main():\n"
+        "    child = Process(['sleep', '600'], {}, pathlib.Path(sys.argv[1]) / 'log')\n"
+        "    await child.start()\n"
+        "    print(child.pid, flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(tmp_path), stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    assert parent.stdout is not None
+    child = int(await parent.stdout.readline())
+    os.kill(parent.pid, signal.SIGKILL)
+    await parent.wait()
+
+    async def gone() -> bool:
+        return not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+    assert await poll_until(gone, within_s=10.0)
+
+
+async def test_a_server_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
+    server = Server("broken", {"OMNARA_ROLES": "nothing"}, tmp_path)
+    with pytest.raises(ChildFailed, match="OMNARA_ROLES"):
+        await server.start()
+
+
+async def test_stop_ends_a_process_by_signal(tmp_path: Path) -> None:
+    process = Process(["sleep", "600"], {}, tmp_path / "log")
+    await process.start()
+    assert await process.stop() == -signal.SIGTERM
+    assert not process.running
