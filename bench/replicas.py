@@ -52,9 +52,7 @@ async def run(options: Options) -> Run:
         for count in (*counts, *reversed(counts)):
             measured.append(await _measure(cluster, directory / str(len(measured)), count, options))
         facts = cluster.facts
-    rates = {
-        count: _mean([one.steps_per_s for one in measured if one.processes == count]) for count in options.processes
-    }
+    rates = {count: statistics.fmean(one.steps_per_s for one in measured if one.processes == count) for count in counts}
     figures: dict[str, Any] = {f"steps_per_s_{count}": round(rate, 1) for count, rate in rates.items()}
     if rates.get(1) and 4 in rates:
         figures["ratio_4_to_1"] = round(rates[4] / rates[1], 3)
