@@ -17,26 +17,24 @@ import pytest
 
 from omnara.db.advance import advance, advance_parameters
 from omnara.db.connection import ConnectSettings, ConnKind, connect
-from omnara.db.sched import ALWAYS, claim_agents
 from omnara.db.snapshot import read_waiting_inputs
 from omnara.domain.advance import Advance, Advanced, ClaimLost
 from omnara.domain.claim import Claim
 from omnara.domain.content import TextBlock
-from omnara.engine.model_step import Begun, Next, accept_output, advance_for, begin_model, save_output
-from omnara.engine.plan import StepPlan
+from omnara.engine.model_step import Begun, Next, advance_for, begin_model
 from omnara.ids import new_uuid
 from omnara.providers.in_process import ask, say
-from omnara.providers.protocol import Completed, ModelCall, ModelTarget, Outcome
+from omnara.providers.protocol import ModelCall, Outcome
 from omnara.tools.protocol import ToolCallRequest, ToolResult, succeeded
 from omnara.worker import saver as saver_module
 from omnara.worker.saver import Saver, judge
+from tests.support.by_hand import PLAN, answer, begun_by_hand, hand_worker, take
 from tests.support.crashing import append_notice, step_states, terminate
 from tests.support.engine import Engine, built_in, engine_on
 from tests.support.tcp_proxy import TcpProxy, proxied
 from tests.support.waiting import until
 
 Save = Callable[[Any, UUID, Sequence[Advance], float], Awaitable[dict[int, Advanced]]]
-PLAN = StepPlan(new_uuid(), None, ModelTarget(revision_id="", provider="", api_format="", slug=""), "", (), {})
 
 
 def two_turns(call: ModelCall) -> Outcome:
@@ -275,46 +273,6 @@ async def test_a_cancelled_waiter_does_not_cancel_the_save(database: str) -> Non
         engine.replicas[0].worker._claimer.resume(worker_id)
         await engine.sql.execute("update agent_sched set ready_at = now()")
         await engine.until_idle(agent)
-
-
-async def take(engine: Engine, worker_id: UUID) -> Claim:
-    """Claim the only ready agent by hand."""
-    [claim] = await claim_agents(engine.sql, worker_id, limit=1, since=ALWAYS, token=77, suspects=True)  # type: ignore[arg-type]
-    return claim
-
-
-async def hand_worker(engine: Engine) -> UUID:
-    """A live worker row without a process behind it."""
-    worker_id = new_uuid()
-    await engine.sql.execute(
-        """insert into workers (id, lock_key, roles, version, lease_expires_at)
-           values ($1, $2, '{worker}', 'test', clock_timestamp() + interval '1 hour')""",
-        worker_id, worker_id.int % 2**62,
-    )
-    return worker_id
-
-
-async def begun_by_hand(engine: Engine, agent: UUID) -> tuple[UUID, Claim, Begun]:
-    """Claim an agent with one message and begin its model step, with the engine's own statements."""
-    worker_id = await hand_worker(engine)
-    await engine.say(agent)
-    claim = await take(engine, worker_id)
-    inputs = await read_waiting_inputs(engine.sql, agent)  # type: ignore[arg-type]
-    plan = msgspec.structs.replace(PLAN, config_id=claim.config_id)
-    begin = begin_model(claim, plan, tuple(inputs[:1]), 1)
-    done = (await advance(engine.sql, worker_id, [advance_for(claim, Next("model", begin))], 5))[0]  # type: ignore[arg-type]
-    assert done.begun
-    claim.follow(done)
-    assert begin.call_id is not None
-    assert done.turn_id is not None
-    begun = Begun(begin.call_id, done.turn_id, done.turn_sequence, done.step_number, 1, done.next_sequence - 1)
-    return worker_id, claim, begun
-
-
-def answer(claim: Claim, begun: Begun, text: str = "hello", following: Next = Next("idle")) -> Advance:  # noqa: B008
-    """The save of an answer without calls."""
-    output = accept_output(begun, PLAN, Completed("end_turn", (TextBlock(text),)))
-    return save_output(claim, begun, output, "{}", following)
 
 
 async def test_judging_finds_the_event_of_an_admission_and_the_frontier_of_the_step(database: str) -> None:
