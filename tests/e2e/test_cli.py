@@ -284,11 +284,12 @@ async def test_sigterm_closes_streams_answers_to_the_end_and_exits_with_0(
         gate = slow.gate()
         agent = (await client.launch(model="anthropic/scripted", system_prompt="x", message="Hi")).id
         await gate.reached()
-        stream = await _open_stream(session, running, (await client.links(agent)).stream)
+        path = (await client.links(agent)).stream
+        streams = [await _open_stream(session, running, path) for _ in range(50)]
         assert running.process.pid is not None
         begun = monotonic()
         os.kill(running.process.pid, signal.SIGTERM)
-        await asyncio.wait_for(_to_the_end(stream), 5)
+        await asyncio.wait_for(asyncio.gather(*(_to_the_end(stream) for stream in streams)), 5)
         assert monotonic() - begun < 2.5
         # The step still runs, so the drain lasts, and ordinary requests are answered.
         assert (await client.status(agent)).status in ("running", "pausing")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable
 
 from rich.console import Console
 from rich.markup import escape
@@ -44,7 +43,13 @@ class Show:
             self.say(f"      answered by itself: {question} → {options[0]}", "cyan")
             return 0
         listed = ", ".join(f"{number}: {option}" for number, option in enumerate(options, 1))
-        return await asyncio.to_thread(_prompt, f"{question} ({listed}) ", len(options), input)
+        while True:
+            self._console.print(f"{escape(question)} ({escape(listed)}) ", end="")
+            answer = (await _line()).strip()
+            if not answer:
+                return 0
+            if answer.isdigit() and 1 <= int(answer) <= len(options):
+                return int(answer) - 1
 
     def verdict(self, verdict: Verdict) -> None:
         """Print the closing table."""
@@ -99,10 +104,13 @@ def _mark(good: bool, text: str) -> str:
     return f"[green]{escape(text)}[/]" if good else f"[red]{escape(text)}[/]"
 
 
-def _prompt(text: str, count: int, read: Callable[[str], str]) -> int:
-    while True:
-        answer = read(text).strip()
-        if not answer:
-            return 0
-        if answer.isdigit() and 1 <= int(answer) <= count:
-            return int(answer) - 1
+async def _line() -> str:
+    """Read a line from the terminal without a thread, so that Ctrl-C still ends the demo at once."""
+    loop = asyncio.get_running_loop()
+    arrived = asyncio.Event()
+    loop.add_reader(sys.stdin, arrived.set)
+    try:
+        await arrived.wait()
+    finally:
+        loop.remove_reader(sys.stdin)
+    return sys.stdin.readline()

@@ -1,0 +1,89 @@
+"""Putting a process together: the key ring's file, the rule for addresses, the listeners' failures."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from omnara.api.ops import Readiness
+from omnara.app.keyring import load_ring, write_private
+from omnara.app.listeners import ops_listener
+from omnara.app.parts import address_check
+from omnara.errors import ConfigurationError
+from omnara.metrics import Metrics
+from omnara.settings import Address, load
+from omnara.tools.allow_list import parse_allow_list
+
+
+def test_a_private_file_is_for_its_owner_only_and_never_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    write_private(path, "one")
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        write_private(path, "two")
+    assert path.read_text() == "one"
+    assert [found.name for found in tmp_path.iterdir()] == ["secret"]
+
+
+def test_the_embedded_database_gets_one_ring_for_good(tmp_path: Path) -> None:
+    settings = load({"OMNARA_DATA_DIR": str(tmp_path)})
+    first = load_ring(settings, embedded=True)
+    assert load_ring(settings, embedded=True).serialise() == first.serialise()
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_your_own_database_needs_your_own_ring(tmp_path: Path) -> None:
+    settings = load({"OMNARA_DATA_DIR": str(tmp_path)})
+    with pytest.raises(ConfigurationError, match="openssl rand"):
+        load_ring(settings, embedded=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host", "ip", "passes"),
+    [
+        ("", "api.example.com", "93.184.216.34", True),
+        ("", "localhost", "127.0.0.1", False),
+        ("", "127.0.0.1", "127.0.0.1", False),
+        ("", "metadata", "169.254.169.254", False),
+        ("", "six", "::1", False),
+        ("", "mapped", "::ffff:10.0.0.1", False),
+        ("", "odd", "not an address", False),
+        ("127.0.0.1:9000", "127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1:9000", "127.0.0.2", "127.0.0.2", False),
+        ("models.internal", "Models.Internal", "10.0.0.5", True),
+        ("10.0.0.0/24", "anything", "10.0.0.9", True),
+        ("10.0.0.0/24", "anything", "10.0.1.9", False),
+    ],
+)
+def test_which_addresses_a_model_call_may_dial(allowed: str, host: str, ip: str, passes: bool) -> None:
+    reason = address_check(parse_allow_list(allowed))(host, ip)
+    assert (reason is None) is passes
+
+
+async def test_the_ops_listener_answers_while_nothing_is_ready_and_refuses_a_taken_port() -> None:
+    async def check() -> Readiness:
+        return Readiness(False, "starting")
+
+    metrics = Metrics.create()
+    listener = ops_listener(Address("127.0.0.1", 0), metrics, check)
+    await listener.start()
+    try:
+        ((host, port),) = listener.addresses
+        async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+            async with session.get("/healthz") as alive:
+                assert alive.status == 200
+            async with session.get("/readyz") as ready:
+                assert (ready.status, (await ready.json())["reason"]) == (503, "starting")
+            async with session.get("/metrics") as exposed:
+                assert "omnara_ready_agents" in await exposed.text()
+        second = ops_listener(Address(host, port), metrics, check)
+        with pytest.raises(ConfigurationError, match="OMNARA_OPS_LISTEN"):
+            await second.start()
+        await second.stop()
+    finally:
+        await asyncio.wait_for(listener.stop(), 5)
