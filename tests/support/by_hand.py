@@ -1,4 +1,4 @@
-"""A worker driven by hand: the engine's own statements, one at a time, so that a test decides what happens between them."""
+"""A worker driven by hand: the engine's own statements, so that a test decides what happens between them."""
 
 from __future__ import annotations
 
