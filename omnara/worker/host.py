@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 from uuid import UUID
 
+from omnara.db.connection import Connection
 from omnara.domain.claim import Claim
 from omnara.engine.deps import Deps
 from omnara.engine.plan import PlanSource
@@ -22,6 +24,9 @@ class RunHost(Protocol):
     cache: ContextCache
     tools: ToolContext
     worker_id: UUID
+
+    def reading(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection for reads; runs wait here for each other, without a limit, and leave room for the API."""
 
     def must_yield(self, claim: Claim) -> bool:
         """Whether the claim should be given back after the running step."""

@@ -16,6 +16,7 @@ import msgspec
 
 from omnara import probes
 from omnara.clock import monotonic
+from omnara.db.failures import DatabaseUnavailable
 from omnara.domain.advance import Advance, Advanced
 from omnara.domain.claim import Claim
 from omnara.domain.step import (
@@ -103,7 +104,7 @@ class AgentRun:
     # --- the first step of a claim ------------------------------------------------------------------------
 
     async def _begin_first(self) -> Begun | ToolsBegun | None:
-        async with self._deps.db.acquire() as connection:
+        async with self._host.reading() as connection:
             situation, queued = await read_situation(connection, self.claim)
         self._queue.extend(queued)
         self._steering = situation.steering
@@ -130,6 +131,17 @@ class AgentRun:
             self._plan = await self._host.plans.get(self.claim.config_id)
         return self._plan
 
+    async def _upcoming(self, plan: StepPlan) -> StepPlan:
+        """The plan of the step that follows: revisions, grants and keys apply to the next call of a kept claim too.
+
+        Without the database the step that is over must still be saved, so it goes on with what it has.
+        """
+        try:
+            self._plan = await self._host.plans.get(self.claim.config_id)
+        except DatabaseUnavailable:
+            return plan
+        return self._plan
+
     def _model_next(self, plan: StepPlan, admit: tuple[WaitingInput, ...], attempt: int) -> Next:
         return Next("model", begin_model(self.claim, plan, admit, attempt))
 
@@ -150,16 +162,17 @@ class AgentRun:
 
     async def _save_output(self, begun: Begun, plan: StepPlan, done: Completed) -> Begun | ToolsBegun | None:
         output = accept_output(begun, plan, done)
+        upcoming = await self._upcoming(plan)
         self._open_calls = output.open_calls
         usage = msgspec.json.encode(done.usage).decode()
         if output.runnable:
-            following = Next("tools", begin_tools(self.claim, plan))
+            following = Next("tools", begin_tools(self.claim, upcoming))
         elif output.open_calls:
             following = Next("wait")
         elif output.calls:
-            following = self._model_next(plan, self._steering, 1)
+            following = self._model_next(upcoming, self._steering, 1)
         else:
-            following = self._after_turn(plan)
+            following = self._after_turn(upcoming)
         item = save_output(self.claim, begun, output, usage, self._yielding(following))
         probes.hit("saving", agent_id=self.claim.agent_id, kind="model")
         calls = tuple(RunningCall(entry.call.id, entry.call.name, entry.input) for entry in output.runnable)
@@ -175,7 +188,7 @@ class AgentRun:
         delay_s = next_delay(self._deps.settings, failure, begun)
         if delay_s is not None:
             return await self._save(save_retry(self.claim, begun, failure, delay_s), kind="model", outcome="retry")
-        following = self._yielding(self._after_turn(plan))
+        following = self._yielding(self._after_turn(await self._upcoming(plan)))
         return await self._save(
             save_failure(self.claim, begun, plan, failure, following), kind="model", outcome="failed"
         )
@@ -199,7 +212,8 @@ class AgentRun:
                     if await self._save_finished(begun, finished, None) is None:
                         return None
                     continue
-                following = Next("wait") if self._open_calls else self._model_next(plan, self._steering, 1)
+                upcoming = await self._upcoming(plan)
+                following = Next("wait") if self._open_calls else self._model_next(upcoming, self._steering, 1)
                 return await self._save_finished(begun, finished, self._yielding(following))
         raise AssertionError("a tools step has at least one call")
 
@@ -284,6 +298,6 @@ class AgentRun:
             self._entry = self._host.cache.take(self.claim)
         elif self._entry.sequence == frontier and self._entry.last_id is not None:
             return self._entry
-        async with self._deps.db.acquire() as connection:
+        async with self._host.reading() as connection:
             self._entry = await caught_up(connection, self.claim, self._entry, frontier)
         return self._entry

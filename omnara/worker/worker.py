@@ -8,14 +8,15 @@ Source: DESIGN §3 ("Losing a connection is not death", "Shutdown"); coordinatio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 from uuid import UUID
 
 from omnara import probes
 from omnara.clock import Deadline, jittered, monotonic
 from omnara.db.bus import Kind, LocalBus
-from omnara.db.connection import ConnectSettings
+from omnara.db.connection import Connection, ConnectSettings
 from omnara.db.dedicated import Dedicated
 from omnara.db.failures import CONNECT_ERRORS, DatabaseUnavailable, as_unavailable
 from omnara.db.sched import own_claims
@@ -82,6 +83,8 @@ class Worker:
         self._release_after_s = min(UNKNOWN_CLAIM_AGE_S, settings.reconcile_s)
         self._reconciler = Reconciler(self._release_after_s)
         self._reconcile_now = asyncio.Event()
+        # Hundreds of runs that start together would otherwise pass the pool's limit of waiting and starve requests.
+        self._readers = asyncio.Semaphore(max(1, deps.db.size // 2))
 
     # --- service ------------------------------------------------------------------------------------------
 
@@ -145,6 +148,12 @@ class Worker:
         """Their agents will be ready in a moment; the release hints."""
 
     # --- what runs ask (RunHost) ----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Connection]:
+        """Lend one of the half of the pool's connections that runs may use. Raises DatabaseUnavailable."""
+        async with self._readers, self.deps.db.acquire() as connection:
+            yield connection
 
     def must_yield(self, claim: Claim) -> bool:
         """Draining, others waiting for too long, or enough steps for one claim."""
