@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 from uuid import UUID
 
-from omnara.clock import Deadline
+from prometheus_client import Histogram
+
+from omnara.clock import Deadline, monotonic
 from omnara.db.bus import LocalBus
 from omnara.db.connection import ConnectSettings
 from omnara.db.dedicated import Dedicated, OnConnect
 from omnara.db.hints import HintListener, HintSender, new_origin
+from omnara.db.hintwire import Hint
+from omnara.metrics import Metrics
 from omnara.service import Tasks
 
 __all__ = ["HintService"]
+
+
+class _TimedSender(HintSender):
+    """Remembers when its last hints left, until they have come back over Postgres."""
+
+    sent_at: float | None = None
+
+    async def _send(self, hints: list[Hint]) -> None:
+        self.sent_at = monotonic()
+        await super()._send(hints)
+
+
+class _TimedListener(HintListener):
+    """Hears its own process too, which is the one way to know how long a hint takes without comparing clocks."""
+
+    def __init__(
+        self, database: ConnectSettings, sender: _TimedSender, lag_s: Histogram, bus: LocalBus, origin: str,
+        on_connect: OnConnect | None,
+    ) -> None:  # fmt: skip
+        super().__init__(database, bus, origin=origin, on_connect=on_connect)
+        self._sender = sender
+        self._lag_s = lag_s
+        self._mark = f'"{origin}"'
+
+    def _heard(self, conn: Any, pid: int, channel: str, payload: object) -> None:
+        sent_at = self._sender.sent_at
+        if sent_at is not None and self._mark in str(payload):
+            self._sender.sent_at = None
+            self._lag_s.observe(monotonic() - sent_at)
+        super()._heard(conn, pid, channel, payload)
 
 
 class HintService:
@@ -24,11 +59,13 @@ class HintService:
 
     name = "hints"
 
-    def __init__(self, database: ConnectSettings, session: Dedicated, *, on_connect: OnConnect | None) -> None:
+    def __init__(
+        self, database: ConnectSettings, session: Dedicated, metrics: Metrics, *, on_connect: OnConnect | None
+    ) -> None:
         self.bus = LocalBus()
         origin = new_origin()
-        self.sender = HintSender(session, self.bus, origin=origin)
-        self.listener = HintListener(database, self.bus, origin=origin, on_connect=on_connect)
+        self.sender = _TimedSender(session, self.bus, origin=origin)
+        self.listener = _TimedListener(database, self.sender, metrics.hint_lag_s, self.bus, origin, on_connect)
         self._tasks = Tasks()
 
     # --- what the engine says -----------------------------------------------------------------------------

@@ -185,6 +185,42 @@ async def test_an_agent_from_launch_to_delete(caller: dict[str, str]) -> None:
     assert agent not in [row["id"] for row in remaining]
 
 
+async def test_work_shows_in_the_metrics(server: Served, model: ModelServer) -> None:
+    async with Client(server.url, server.key) as client, aiohttp.ClientSession() as session:
+        agent = (await client.launch(model="anthropic/scripted", system_prompt="x", message="Hi")).id
+        async with client.stream(agent) as stream:
+            async for item in stream:
+                if isinstance(item, Event) and item.kind == "model_output":
+                    break
+
+        missing: list[str] = []
+
+        async def shown() -> bool:
+            async with session.get(f"{server.process.ops_url}/metrics") as response:
+                lines = [line for line in (await response.text()).splitlines() if not line.endswith(" 0.0")]
+            missing[:] = [name for name in COUNTED if not any(line.startswith(name) for line in lines)]
+            return not missing
+
+        try:
+            await until(shown, "every metric of a step was written")
+        except AssertionError:
+            raise AssertionError(f"never written: {missing}") from None
+
+
+COUNTED = (
+    "omnara_claims_total",
+    'omnara_steps_total{kind="model",outcome="saved"}',
+    'omnara_model_attempts_total{error="none"}',
+    "omnara_hint_lag_seconds_count",
+    "omnara_step_seconds_count",
+    "omnara_event_loop_lag_seconds_count",
+    "omnara_pool_wait_seconds_count",
+    "omnara_save_group_size_count",
+    "omnara_workers_alive",
+    "omnara_http_requests_total",
+)
+
+
 async def test_refusals_are_told_apart(caller: dict[str, str]) -> None:
     unknown = await omnara("agents", "show", "agt_agktlwj56547xndg7kih7il7ty", environment=caller)
     assert (unknown.code, "not found" in unknown.err) == (1, True)

@@ -35,7 +35,7 @@ class ServerProcess:
     def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
         port, ops_port = _free_ports()
         self.url = f"http://127.0.0.1:{port}"
-        self._ready_url = f"http://127.0.0.1:{ops_port}/readyz"
+        self.ops_url = f"http://127.0.0.1:{ops_port}"
         self._environment = child_environment(
             {
                 **environment,
@@ -127,7 +127,7 @@ class ServerProcess:
 
     async def _answers(self, session: aiohttp.ClientSession) -> bool:
         try:
-            async with session.get(self._ready_url) as response:
+            async with session.get(f"{self.ops_url}/readyz") as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return False
