@@ -59,7 +59,7 @@ async def tell(options: Options, settings: Settings, show: Show) -> Verdict:
     plan = draw(options.seed, len(folder.paths))
     show.say(f"seed {plan.seed}: the server will be killed {plan.description}", "bold")
     async with contextlib.AsyncExitStack() as stack:
-        data_dir = await stack.enter_async_context(_data_dir(keep=options.keep))
+        data_dir = await stack.enter_async_context(_data_dir(settings.postgres_bin, keep=options.keep))
         page = await stack.enter_async_context(Page(hold_first=plan.point == "tool_started"))
         model = None
         if options.model is None:
@@ -123,14 +123,14 @@ async def _scripted_model() -> AsyncIterator[ModelServer]:
 
 
 @contextlib.asynccontextmanager
-async def _data_dir(*, keep: bool) -> AsyncIterator[Path]:
+async def _data_dir(bin_dir: Path | None, *, keep: bool) -> AsyncIterator[Path]:
     """A private directory whose database is stopped, whoever left it running, before the directory goes."""
     path = Path(tempfile.mkdtemp(prefix="omnara-demo-"))
     try:
         yield path
     finally:
         if await EmbeddedPostgres.running_dsn(path) is not None:
-            async with EmbeddedPostgres(path):
+            async with EmbeddedPostgres(path, bin_dir=bin_dir):
                 pass
         if not keep:
             shutil.rmtree(path, ignore_errors=True)
