@@ -35,6 +35,7 @@ class Contestant(Protocol):
 
 KINDS: Final = {
     "engine": "bench.engine:EngineContestant",
+    "guard": "bench.guard:GuardContestant",
     "idle": "bench.idle_step:IdleContestant",
     "raw": "bench.raw:RawContestant",
     "dbos": "bench.peer_dbos:DbosContestant",

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import msgspec
 
+from bench.processes import start_child, work_directory
 from omnara.db.connection import ConnectSettings
 from omnara.db.embedded import EmbeddedPostgres
 from omnara.db.migrate import migrate
@@ -113,12 +114,14 @@ async def open_cluster(database_url: str | None) -> AsyncIterator[Cluster]:
         await named.read_facts()
         yield named
         return
-    async with _directory() as path:
+    async with _directory() as path, work_directory() as logs:
         extra = {"max_connections": str(MAX_CONNECTIONS)}
-        async with EmbeddedPostgres(path, tcp=True, extra_settings=extra) as server:
-            own = Cluster(server.dsn_for("postgres"), embedded=True)
-            await own.read_facts()
-            yield own
+        async with start_child("guard", logs, outlives=True, path=str(path)) as guard:
+            async with EmbeddedPostgres(path, tcp=True, extra_settings=extra) as server:
+                own = Cluster(server.dsn_for("postgres"), embedded=True)
+                await own.read_facts()
+                yield own
+            await guard.ask("release")
 
 
 @contextlib.asynccontextmanager

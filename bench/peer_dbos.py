@@ -1,10 +1,10 @@
 """DBOS as a contestant: the same pair of steps, the same texts, the same number of agents at once, the same Postgres.
 
 An agent is an async workflow that runs a model step and a tool step in turn, for ever; each step is durable when its
-awaited call returns, and counts then. Its fastest documented way is used: async workflows and steps (no thread per
-workflow), the portable JSON serializer or the default one, no telemetry, warnings only, and the pool and thread
-settings that its configuration reference offers for high concurrency. Which of them are fastest here was measured;
-`--peer-pool` tries another.
+awaited call returns, and counts then. Its fastest documented way is used: async workflows and steps (plain threaded
+ones starve each other for connections at 256 agents, until its pool times out), no telemetry, warnings only. Pool and
+thread limits are the best of those tried on two cores; its JSON serializer makes no difference. `--peer-pool` tries
+another size.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from omnara.clock import poll_until
 
 __all__ = ["POOL", "THREADS", "DbosContestant"]
 
-POOL: Final = 20
-"""Connections; also the default of DBOS."""
-THREADS: Final = 20
+POOL: Final = 10
+"""Connections. Its default is 20; 10 were some 10 % faster on two cores, 5 and 40 slower."""
+THREADS: Final = 10
 """Threads that carry its database calls: more than connections only wait for one."""
 
 MODEL_OUTPUT: Final = msgspec.json.encode(

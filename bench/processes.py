@@ -41,12 +41,15 @@ def die_with_parent() -> None:
 
 
 class Process:
-    """A child in a process group of its own, whose output goes to a log file."""
+    """A child in a process group of its own; its output goes to a log file. `outlives`: not killed with its parent."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], log: Path, *, outlives: bool = False
+    ) -> None:
         self._arguments = arguments
         self._environment = child_environment(environment)
         self._log = log
+        self._outlives = outlives
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -72,7 +75,7 @@ class Process:
                 cwd=ROOT,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=None if self._outlives else die_with_parent,
                 limit=2**24,
             )
         return self._process
@@ -164,10 +167,10 @@ class Child:
 
 
 @contextlib.asynccontextmanager
-async def start_child(kind: str, directory: Path, **spec: Any) -> AsyncIterator[Child]:
+async def start_child(kind: str, directory: Path, *, outlives: bool = False, **spec: Any) -> AsyncIterator[Child]:
     """Run a measured child for the block; its first answer is in `hello`. Raises ChildFailed when it cannot start."""
     name = f"{kind}-{len(list(directory.iterdir()))}.log"
-    process = Process([sys.executable, "-m", "bench.child", kind], {}, directory / name)
+    process = Process([sys.executable, "-m", "bench.child", kind], {}, directory / name, outlives=outlives)
     try:
         child = Child(kind, process, await process.start(piped=True))
         async with child:
