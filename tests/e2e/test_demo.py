@@ -64,6 +64,8 @@ async def test_the_demo_passes_wherever_the_server_dies(point: str, small_folder
 async def test_an_interrupted_demo_leaves_nothing_running(small_folder: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir(mode=0o755)
+    shared = Path("/var/lib/omnara")  # where root's Postgres lives when its account cannot enter the directory
+    before = set(shared.glob("*"))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-u", "-m", "omnara", "demo", "--seed", "3", "--folder", str(small_folder),
         env=environment() | {"TMPDIR": str(scratch)},
@@ -80,6 +82,7 @@ async def test_an_interrupted_demo_leaves_nothing_running(small_folder: Path, tm
     assert await asyncio.wait_for(process.wait(), 60) == 130
     await until(lambda: not _processes_naming(str(scratch)), "server and database are gone")
     assert list(scratch.iterdir()) == []
+    assert set(shared.glob("*")) <= before
 
 
 def _processes_naming(text: str) -> list[int]:

@@ -25,6 +25,8 @@ from omnara.cli.demo.verdict import Requests, Verdict, judge, look_into_database
 from omnara.client import Client
 from omnara.clock import monotonic
 from omnara.db.embedded import EmbeddedPostgres
+from omnara.db.embedded.binaries import drop_account
+from omnara.db.embedded.datadir import DataDir
 from omnara.settings import Settings
 from omnara.testing.answer import Timing
 from omnara.testing.audit import audit
@@ -133,7 +135,14 @@ async def _data_dir(bin_dir: Path | None, *, keep: bool) -> AsyncIterator[Path]:
             async with EmbeddedPostgres(path, bin_dir=bin_dir):
                 pass
         if not keep:
-            shutil.rmtree(path, ignore_errors=True)
+            await asyncio.to_thread(_erase, path)
+
+
+def _erase(path: Path) -> None:
+    """Remove the directory and, if Postgres had to live elsewhere (as another account), that place too."""
+    home = DataDir.prepare(path, drop_account()).home
+    for directory in {path, home}:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _environment(settings: Settings, data_dir: Path, key: str, page: Page, model: ModelServer | None) -> dict[str, str]:
