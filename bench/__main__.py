@@ -131,11 +131,14 @@ def _interrupt() -> None:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
+    import asyncpg
+
     from bench.cluster import NotDurable
     from bench.processes import ChildFailed
+    from omnara.client import ClientError
     from omnara.errors import ConfigurationError
 
-    return (NotDurable, ChildFailed, ConfigurationError)
+    return (NotDurable, ChildFailed, ConfigurationError, ClientError, asyncpg.PostgresError, OSError)
 
 
 if __name__ == "__main__":
