@@ -5,8 +5,13 @@ Every test exists twice: with shrunk time constants, and marked `slow` with the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -37,6 +42,26 @@ async def shared(
     async with postgres.fresh() as dsn, Cluster(dsn, tmp_path_factory.mktemp("cluster"), times) as cluster:
         (cluster.front,) = await cluster.start(roles="api")
         yield cluster
+
+
+@pytest.fixture
+def own_directory() -> Iterator[Path]:
+    """A directory for a database of the test's own, which Postgres may enter; no server of it is left running."""
+    path = Path(tempfile.mkdtemp(prefix="omnara-chaos-"))
+    path.chmod(0o711)
+    yield path / "data"
+    for process in psutil.process_iter(["cwd"]):
+        if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(path):
+            process.kill()
+            process.wait(10)
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def pg_bin() -> Path | None:
+    """Where the Postgres programs are, when the tests are to use other ones than the wheel's."""
+    given = os.environ.get("OMNARA_TEST_PG_BIN")
+    return Path(given) if given else None
 
 
 @pytest_asyncio.fixture(loop_scope="session")

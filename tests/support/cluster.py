@@ -209,7 +209,7 @@ class Cluster:
     """
 
     def __init__(self, dsn: str, directory: Path, times: Times, **settings: str) -> None:
-        self.dsn = dsn
+        self.dsn = self._given_dsn = dsn
         self.directory = directory
         self.times = times
         self.key = generate(TokenKind.PERSONAL).text
@@ -258,7 +258,7 @@ class Cluster:
     def environment(self, **more: str) -> dict[str, str]:
         """The settings of a process of this cluster; `more` are variables without their prefix."""
         values = {
-            "OMNARA_DATABASE_URL": self.dsn,
+            "OMNARA_DATABASE_URL": self._given_dsn,
             "OMNARA_DATA_DIR": str(self.directory),
             "OMNARA_SECRET_ENCRYPTION_KEYS": self._ring.serialise(),
             "OMNARA_SECRET_ENCRYPTION_ACTIVE_KEY": self._ring.active,

@@ -1,0 +1,117 @@
+"""An API process that dies, a client's backend that restarts, answers that come twenty at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import pytest
+
+from omnara.client import ApiError, Client, ServerUnreachable
+from omnara.testing import call, say
+from tests.support.cluster import MODEL, Cluster, Handle
+from tests.support.waiting import until
+
+LOOK_UP = {"name": "look_up", "description": "Looks something up.", "input_schema": {"type": "object"}}
+SEND_IT = {"name": "send_it", "description": "Sends it.", "input_schema": {"type": "object"}, "permission": "ask"}
+
+
+async def test_a_killed_api_process(cluster: Cluster, client: Client) -> None:
+    """Agents run on; a request that it had not answered is repeated elsewhere and counts once."""
+    worker = await cluster.only_worker()
+    (doomed,) = await cluster.start(roles="api")
+    broken = cluster.client(doomed, retry_for_s=0)
+    running = await cluster.agent(broken, call("web_fetch", cluster.fetch("api")), say("went on"))
+    busy = await cluster.agent(broken, say("one"), say("two"))
+    gate = cluster.model.gate("mid_text", match=running.match)
+    await gate.reached(30)
+    await busy.settled()
+    launch = {"model": MODEL, "system_prompt": "Once.", "key": "launch-once"}
+    launched = await broken.launch(**launch)
+    answered = await broken.send(busy.id, "answered", key="answered-once")
+    await busy.settled()
+    async with busy.locked():
+        sending = asyncio.create_task(broken.send(busy.id, "unanswered", key="unanswered-once"))
+        await until(lambda: waits_for_a_lock(cluster), "the message waits for the hot row")
+        doomed.kill()
+        with pytest.raises(ServerUnreachable):
+            await sending
+    gate.release()
+    await running.settled()
+    assert await broken_texts(client, running) == ["", "went on"]
+    assert (await client.launch(**launch)).id == launched.id
+    assert (await client.send(busy.id, "answered", key="answered-once")).id == answered.id
+    repeated = [(await client.send(busy.id, "unanswered", key="unanswered-once")).id for _ in range(3)]
+    assert len(set(repeated)) == 1
+    await busy.settled()
+    said = [event.text for event in await read(client, busy) if event.kind == "agent_input"][1:]
+    assert [text for text in said if text] == ["answered", "unanswered"] or said[-2:] == ["answered", "unanswered"]
+    assert await cluster.sql.fetchval("select count(*) from agents where idempotency_key = 'launch-once'") == 1
+    cluster.keep(worker)
+
+
+async def waits_for_a_lock(cluster: Cluster) -> bool:
+    """Whether some API connection waits for a row lock."""
+    return bool(
+        await cluster.sql.fetchval(
+            """select exists (select from pg_stat_activity where datname = current_database()
+               and application_name = 'omnara:api' and wait_event_type = 'Lock')"""
+        )
+    )
+
+
+async def read(client: Client, agent: Handle) -> list[Any]:
+    """An agent's log through another process than the one that it was launched with."""
+    return [event async for event in client.events(agent.id)]
+
+
+async def broken_texts(client: Client, agent: Handle) -> list[str]:
+    """What the model said, through another process."""
+    return [event.text for event in await read(client, agent) if event.kind == "model_output"]
+
+
+async def test_calls_and_approvals_wait_for_the_first_answer(cluster: Cluster, client: Client) -> None:
+    """Nobody answers, the workers die, the backend starts again: all of it waits; of twenty answers the first counts."""
+    worker = await cluster.only_worker()
+    (other,) = await cluster.start(roles="api")
+    calling = await cluster.agent(client, call("look_up"), say("{{result -1}}"), tools=[LOOK_UP])
+    asking = await cluster.agent(client, call("send_it"), say("ok"), tools=[SEND_IT])
+    for agent in (calling, asking):
+        await agent.settled("waiting")
+    worker.kill()
+    assert await cluster.sql.fetchval("select count(*) from agent_sched where worker_id is not null") == 0
+    clients = [cluster.client(replica) for replica in (cluster.front, other)]  # a backend that has just started
+    (found,) = await clients[0].tool_calls(calling.id, state="ready")
+    texts = [f"answer {number}" for number in range(20)]
+    won = await first_wins([clients[n % 2].answer_call(calling.id, found.id, text) for n, text in enumerate(texts)])
+    assert len(won) == 1
+    (form,) = await clients[1].interactions(asking.id)
+    allow = next(n for n, option in enumerate(form.request["questions"][0]["options"]) if option["label"] == "Allow")
+    choices = [allow if number % 3 else 1 - allow for number in range(20)]
+    answers = [[{"option_indices": [choice]}] for choice in choices]
+    accepted = await first_wins([clients[n % 2].resolve(asking.id, form.id, answers[n]) for n in range(20)])
+    same = {choices[n] for n in accepted}
+    assert len(same) == 1
+    assert len(accepted) == choices.count(same.pop()), "the same answer by the same person is fine"
+    (second,) = await cluster.start()
+    permitted = choices[accepted[0]] == allow
+    if permitted:
+        (allowed,) = await clients[0].tool_calls(asking.id, state="ready")
+        await clients[0].answer_call(asking.id, allowed.id, "sent")
+    for agent in (calling, asking):
+        await agent.settled()
+    assert (await calling.texts())[-1] == texts[won[0]]
+    (result,) = [event for event in await asking.events() if event.kind == "tool_result"]
+    assert result.outcome == ("succeeded" if permitted else "denied")
+    assert [entry.turn for entry in calling.requests] == [entry.turn for entry in asking.requests] == [0, 1]
+    await cluster.end(other)
+    cluster.keep(second)
+
+
+async def first_wins(attempts: Sequence[Awaitable[object]]) -> list[int]:
+    """Make all attempts at once; the numbers of those that were accepted. Every other one must be a 409."""
+    outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert all(isinstance(error, ApiError) and (error.status, error.code) == (409, "conflict") for error in refused), refused
+    return [number for number, outcome in enumerate(outcomes) if not isinstance(outcome, BaseException)]

@@ -1,0 +1,136 @@
+"""Postgres goes away under load, three times, and loses its listeners and locks: everything recovers by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import asyncpg
+import psutil
+import pytest
+import pytest_asyncio
+
+from omnara.client import Client
+from omnara.db.embedded import EmbeddedPostgres
+from omnara.testing import say
+from tests.support.cluster import MODEL, Cluster, Times
+from tests.support.load import Load
+from tests.support.processes import ServerProcess
+from tests.support.waiting import until
+
+RECOVERY_S = 30.0
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own_postgres(own_directory: Path, pg_bin: Path | None) -> AsyncIterator[EmbeddedPostgres]:
+    """A server that the test may restart; its socket stays where it is. Commits are kept unless the machine dies."""
+    server = EmbeddedPostgres(
+        own_directory, bin_dir=pg_bin, durable=False, extra_settings={"synchronous_commit": "on", "max_connections": "100"}
+    )
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def test_three_restarts_and_cut_sessions_under_load(
+    own_postgres: EmbeddedPostgres,
+    tmp_path_factory: pytest.TempPathFactory,
+    times: Times,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Stopped in order, killed, and crashed; nothing is lost, doubled or repeated, since no process of ours died."""
+    async with Cluster(own_postgres.dsn, tmp_path_factory.mktemp("cluster"), times) as cluster:
+        replicas = await cluster.start(3, "api,worker,maintenance")
+        clients = [cluster.client(replica) for replica in replicas]
+        identities = [replica.worker_id for replica in replicas]
+        long = await cluster.agent(clients[0], say("one long answer"))
+        gate = cluster.model.gate("mid_text", times=-1, match=long.match)
+        await gate.reached(30)
+        load = Load(cluster, "restarts")
+        await load.begin(clients, 12)
+        waits = []
+        for how in (signal.SIGINT, signal.SIGKILL, signal.SIGQUIT):
+            await progress(load)
+            end_postgres(own_postgres, how)
+            await own_postgres.stop()
+            await refused_politely(cluster, replicas[0])
+            await own_postgres.start()
+            waits.append(await recovered(load, clients[0]))
+        await cut_sessions(cluster, load)
+        gate.release()
+        await load.end()
+        await long.settled()
+        assert await long.texts() == ["one long answer"]
+        assert len(long.requests) == 1, "a model call in flight is not repeated while its process lives"
+        await load.check(undisturbed=True)
+        assert [replica.worker_id for replica in replicas] == identities, "losing a connection is not death"
+        assert {await cluster.worker_state(worker) for worker in identities} == {"live"}
+        await cluster.verify()
+        await cluster.end(*replicas)
+    with capsys.disabled():
+        print(f"\n  steps go on after a Postgres restart: {', '.join(f'{wait:.1f} s' for wait in waits)}")
+
+
+def end_postgres(server: EmbeddedPostgres, how: int) -> None:
+    """Stop the server in order, kill it with all its children, or let it crash."""
+    assert server.pid is not None
+    if how == signal.SIGKILL:
+        children = psutil.Process(server.pid).children()
+        os.kill(server.pid, how)
+        psutil.wait_procs(children, timeout=15)
+    else:
+        os.kill(server.pid, how)
+
+
+async def refused_politely(cluster: Cluster, replica: ServerProcess) -> None:
+    """While Postgres is away requests get 503 with Retry-After, the process stays healthy and is not ready."""
+    timeout = aiohttp.ClientTimeout(total=15)
+    async with aiohttp.ClientSession(timeout=timeout, headers={"Authorization": f"Bearer {cluster.key}"}) as session:
+        async with session.post(f"{replica.url}/agents", json={"model": MODEL, "system_prompt": "x"}) as response:
+            assert response.status == 503
+            assert int(response.headers["Retry-After"]) >= 1
+            assert (await response.json())["code"] == "service_unavailable"
+        async with session.get(f"{replica.ops_url}/healthz") as response:
+            assert response.status == 200
+    assert await replica.readyz() == 503
+
+
+async def progress(load: Load) -> None:
+    """Wait until every agent of the load has made another step."""
+    before = [len(agent.requests) for agent in load.agents]
+    await until(
+        lambda: all(len(agent.requests) > n for agent, n in zip(load.agents, before, strict=True)),
+        "every agent goes on",
+        limit_s=RECOVERY_S,
+    )
+
+
+async def recovered(load: Load, client: Client) -> float:
+    """Seconds until all agents go on and the API answers, without anybody's help."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    await progress(load)
+    await client.status(load.agents[0].id)
+    return loop.time() - started
+
+
+async def cut_sessions(cluster: Cluster, load: Load) -> None:
+    """Terminate every listener and every holder of an advisory lock, again and again; then every connection."""
+    everything = ["session", "listen", "claimer", "saver", "api", "admin"]
+    for kinds in (["session"], ["listen"], ["session", "listen"], everything):
+        connection = await asyncpg.connect(cluster.dsn)
+        try:
+            cut = await connection.fetchval(
+                "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = any($1)",
+                [f"omnara:{kind}" for kind in kinds],
+            )
+        finally:
+            await connection.close()
+        assert cut >= 3
+        await progress(load)

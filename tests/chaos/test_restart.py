@@ -1,0 +1,104 @@
+"""The only process dies and is started again, with its embedded database left running, dead, or dead with a stale file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omnara.db.embedded import EmbeddedPostgres
+from omnara.testing import say
+from tests.support.cluster import Cluster, Handle, Times
+from tests.support.processes import ServerProcess
+from tests.support.waiting import until
+
+EVERYTHING = "api,worker,maintenance"
+
+
+async def test_the_next_step_follows_at_once(
+    own_directory: Path, pg_bin: Path | None, times: Times, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No lease to wait for: the step begins within a second of the process being up."""
+    directory = own_directory
+    directory.mkdir(mode=0o711)
+    bin_setting = {} if pg_bin is None else {"OMNARA_POSTGRES_BIN": str(pg_bin)}
+    foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    try:
+        async with Cluster("", directory, times, **bin_setting) as cluster:
+            (only,) = await cluster.start(roles=EVERYTHING)
+            dsn = await EmbeddedPostgres.running_dsn(directory)
+            assert dsn is not None
+            await cluster.connect(dsn)
+            agent = await cluster.agent(cluster.client(only), say("answer {{attempt}}"))
+            gate = cluster.model.gate("mid_text", times=-1, match=agent.match)
+            await gate.reached(30)
+            only, alone_s = await again(cluster, agent, only)
+            only.kill()
+            end_postgres(directory)
+            only, both_s = await start_after(cluster, agent, only)
+            only.kill()
+            end_postgres(directory)
+            pid_file = directory / "pgdata" / "postmaster.pid"
+            _, *rest = pid_file.read_text().splitlines()
+            pid_file.write_text("\n".join([str(foreign.pid), *rest]))
+            only, stale_s = await start_after(cluster, agent, only)
+            gate.release()
+            await agent.settled()
+            assert await agent.texts() == ["answer 4"]
+            assert await agent.step_states() == [("model", "interrupted")] * 3 + [("model", "succeeded")]
+            assert alone_s < 1
+            assert max(both_s, stale_s) < 1 + EMBEDDED_GRACE_S[times.name]
+            await cluster.verify()
+            assert await only.stop() == 0
+            assert await EmbeddedPostgres.running_dsn(directory) is None, "an orderly stop stops the database too"
+    finally:
+        foreign.kill()
+        foreign.wait()
+    with capsys.disabled():
+        print(f"\n  next step after ready: {alone_s:.3f} s; with its database dead too: {both_s:.3f} s, {stale_s:.3f} s")
+
+
+EMBEDDED_GRACE_S = {"shrunk": 0.5, "default": 1.0}
+
+
+async def again(cluster: Cluster, agent: Handle, only: ServerProcess) -> tuple[ServerProcess, float]:
+    """Kill the process alone and start it again."""
+    only.kill_main()
+    return await start_after(cluster, agent, only)
+
+
+async def start_after(cluster: Cluster, agent: Handle, dead: ServerProcess) -> tuple[ServerProcess, float]:
+    """Start the process that follows; it, and the seconds from being ready to the agent's next step (may be negative)."""
+    steps, requests = dead_steps(agent), len(agent.requests)
+    following = cluster.make(EVERYTHING, ports=dead.ports)
+    await following.start()
+    await until(lambda: len(agent.requests) > requests, "the call is made again", limit_s=30)
+    (line,) = following.log_lines("ready")
+    begun = (await agent.steps())[-1]["started_at"]
+    assert len(await agent.steps()) == steps + 1
+    return following, float((begun - datetime.fromisoformat(line["timestamp"])).total_seconds())
+
+
+def dead_steps(agent: Handle) -> int:
+    """How many steps there are by now: each is one request of this agent's single model call."""
+    return len(agent.requests)
+
+
+def end_postgres(directory: Path) -> None:
+    """`kill -9` of the database server of this directory, if one runs; its pid file stays."""
+    try:
+        pid = int((directory / "pgdata" / "postmaster.pid").read_text().splitlines()[0])
+        server = psutil.Process(pid)
+        if "postgres" not in server.name():
+            return
+    except (FileNotFoundError, psutil.NoSuchProcess):
+        return
+    children = server.children(recursive=True)
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([server, *children], timeout=15)
