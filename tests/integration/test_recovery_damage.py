@@ -235,7 +235,7 @@ async def test_a_damaged_replay(database: str) -> None:
             await engine.say(one, "hi")
         await engine.until_idle(agent, other)
         await engine.sql.execute(
-            """update events set replay = set_byte(replay, length(replay) - 1, 1 - get_byte(replay, length(replay) - 1) % 2)
+            """update events set replay = set_byte(replay, length(replay) - 1, get_byte(replay, length(replay) - 1) # 1)
                where agent_id = $1 and sequence = 3""",
             agent,
         )
@@ -307,8 +307,8 @@ async def test_a_damaged_call_of_the_open_batch(database: str) -> None:
             [replica] = await engine.start()
             await engine.say(agent, "look")
             await engine.until_idle(agent)
-            await engine.sql.execute("update tool_calls set input = '[1]', state = 'ready' where agent_id = $1", agent)
-            await engine.sql.execute("update interactions set state = 'resolved' where agent_id = $1", agent)
+            await engine.sql.execute("update tool_calls set input = '[1]', state = 'ready'")
+            await engine.sql.execute("update interactions set state = 'resolved'")
             await engine.sql.execute(
                 "update agent_sched set ready_at = now(), inputs_gen = inputs_gen + 1 where agent_id = $1", agent
             )
@@ -337,7 +337,8 @@ async def test_a_rewritten_tail_is_noticed(database: str) -> None:
         await engine.say(agent, "first")
         await engine.until_idle(agent)
         await engine.sql.execute(
-            """update events set id = gen_random_uuid(), payload = replace(payload::text, 'answer 1', 'other words')::json
+            """update events set id = gen_random_uuid(),
+                                 payload = replace(payload::text, 'answer 1', 'other words')::json
                where agent_id = $1 and sequence = 3""",
             agent,
         )
