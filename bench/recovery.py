@@ -117,6 +117,7 @@ class _Pair:
 
     async def kill_one(self) -> dict[str, Any]:
         """Kill whoever holds most agents; return how long their next steps took, and start the victim again."""
+        await self._settle()
         await asyncio.sleep(random.uniform(0.0, MODEL_DELAY_MS / 1000))
         victim = await self._busiest()
         worker = self._workers[victim.name]
@@ -141,6 +142,7 @@ class _Pair:
 
     async def restart(self) -> dict[str, Any]:
         """Kill the only replica and start it at once; return the time to the next steps, from being up and in all."""
+        await self._settle()
         await asyncio.sleep(random.uniform(0.0, MODEL_DELAY_MS / 1000))
         server = self._servers[0]
         worker = self._workers[server.name]
@@ -154,6 +156,14 @@ class _Pair:
             "after_up_s": round(max(0.0, last - up_at), 4),
             "total_s": round(last - killed_at, 4),
         }
+
+    async def _settle(self) -> None:
+        """Wait until every agent has saved a step since the last kill: deaths in a row are another matter."""
+
+        async def settled() -> bool:
+            return not await self._conn.fetchval("select exists (select from agent_sched where deaths > 0)")
+
+        await _until(settled, "every agent has saved a step since the last kill")
 
     async def end(self, model: Child) -> list[int]:
         """Let the model say that all is done, wait until every agent is idle, stop the servers in order."""
