@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TextIO
 
 import structlog
 
-__all__ = ["Level", "configure", "get_logger", "ids", "redact"]
+__all__ = ["Level", "configure", "get_logger", "ids", "note", "redact"]
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -117,6 +117,11 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """Return the logger of a module: `log = get_logger(__name__)`. Events are short phrases, facts are fields."""
     logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
     return logger
+
+
+def note(**values: object) -> None:
+    """Set ids for every further line of this task, until its `ids` block ends or they are set anew."""
+    structlog.contextvars.bind_contextvars(**values)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ from omnara.engine.tool_step import (
     run_calls,
     save_results,
 )
-from omnara.log import get_logger
+from omnara.log import get_logger, note
 from omnara.providers.protocol import Completed, Failed
 from omnara.providers.replay import DamagedReplay
 from omnara.tools.protocol import failed as failed_result
@@ -224,7 +224,7 @@ class AgentRun:
         try:
             return await self._save(save_results(self.claim, begun, finished, following), kind="tools", held=begun)
         except DataRefused as refused:
-            log.error("tool_result_refused", agent_id=str(self.claim.agent_id), detail=str(refused))
+            log.error("tool_result_refused", detail=str(refused))
             result = failed_result("The result of the tool cannot be stored.", "unstorable_result")
             plain = [Finished(entry.call, result) for entry in finished]
             return await self._save(save_results(self.claim, begun, plain, following), kind="tools", held=begun)
@@ -252,7 +252,7 @@ class AgentRun:
         """Save, tell everybody, return the step that has begun (or goes on); None when the claim is no longer ours."""
         done = await self._host.saver.save(item)
         if not isinstance(done, Advanced):
-            log.info("claim_lost", agent_id=str(item.agent_id), step=item.step_number)
+            log.info("claim_lost")
             if kind is not None:
                 self._deps.metrics.steps.labels(kind, "lost").inc()
             return None
@@ -280,6 +280,8 @@ class AgentRun:
     def _opened(self, item: Advance, done: Advanced, calls: tuple[RunningCall, ...]) -> Begun | ToolsBegun:
         begin = item.begin
         assert begin is not None, "only a begin begins"
+        note(step=done.step_number)
+        log.debug("step_begun", kind=begin.kind, attempt=begin.attempt)
         assert done.turn_id is not None, "a step belongs to a turn"
         if begin.kind == "tools":
             return ToolsBegun(done.turn_id, done.turn_sequence, done.step_number, calls)

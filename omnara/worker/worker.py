@@ -26,7 +26,7 @@ from omnara.engine.plan import PlanSource
 from omnara.engine.recovery import release_claim
 from omnara.engine.tool_step import ToolsBegun
 from omnara.errors import Unavailable
-from omnara.log import get_logger
+from omnara.log import get_logger, ids
 from omnara.service import Tasks
 from omnara.tools.protocol import ToolContext
 from omnara.worker.claimer import Claimer
@@ -200,15 +200,16 @@ class Worker:
     async def _run(self, run: AgentRun, previous: asyncio.Task[None] | None) -> None:
         if previous is not None and not previous.done():
             await asyncio.wait([previous])  # one task per agent: its last statement has already given the claim back
-        try:
-            await run.run()
-        except (Unavailable, SaverFull) as error:
-            log.warning("run_without_database", agent_id=str(run.claim.agent_id), error=str(error))
-            await self._release(run.claim)
-        except Exception:  # a fault of ours ends this run, not the others
-            log.exception("run_fault", agent_id=str(run.claim.agent_id))
-            await asyncio.sleep(jittered(FAULT_PAUSE_S))
-            await self._release(run.claim)
+        with ids(agent_id=run.claim.agent_id, worker_id=self.worker_id, step=run.claim.step_number):
+            try:
+                await run.run()
+            except (Unavailable, SaverFull) as error:
+                log.warning("run_without_database", error=str(error))
+                await self._release(run.claim)
+            except Exception:  # a fault of ours ends this run, not the others
+                log.exception("run_fault")
+                await asyncio.sleep(jittered(FAULT_PAUSE_S))
+                await self._release(run.claim)
 
     def _ended(self, run: AgentRun) -> None:
         full = self._room() <= 0
