@@ -69,9 +69,7 @@ def build(
         settings=settings,
         metrics=metrics,
     )
-    services: list[Service] = [pools]
-    if works:
-        services.append(IdentityService(identity))
+    services: list[Service] = [pools, *([IdentityService(identity)] if works else [])]
     services += [hints, FeedLink(feed, hints.sender, hints.bus)]
     if works:
         orphans = OrphanSweep(deps)
@@ -85,9 +83,13 @@ def build(
         identity.listen(worker)
         services.append(worker)
     if "api" in settings.roles:
-        hub = build_hub(deps)
-        services += [hub, Listener("api", ApiRunner(build_app(deps, hub)), settings.listen)]
+        services += _api(deps)
     return Parts(deps, tuple(services))
+
+
+def _api(deps: Deps) -> list[Service]:
+    hub = build_hub(deps)
+    return [hub, Listener("api", ApiRunner(build_app(deps, hub)), deps.settings.listen)]
 
 
 def _allow_list(settings: Settings) -> AllowList:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from omnara.cli.output import run
@@ -40,36 +42,34 @@ def command(
       ANTHROPIC_API_KEY=x ANTHROPIC_BASE_URL=http://127.0.0.1:8090 \\
         OMNARA_ALLOWED_PRIVATE_HOSTS=127.0.0.1:8090 omnara serve
     """
-    from omnara.errors import ConfigurationError
     from omnara.testing.catalog import parse_script
-    from omnara.testing.mock import run_mock_model
     from omnara.testing.script import ScriptError
 
     try:
         script = parse_script(script_text) if script_text is not None else None
     except ScriptError as error:
         raise click.UsageError(f"--script: {error}") from error
+    options = {
+        "delay_ms": delay_ms,
+        "tokens": tokens,
+        "token_delay_ms": token_delay_ms,
+        "script": script,
+        "errors_every": errors_every,
+        "strict": not lenient,
+        "fast": fast,
+    }
+    run(_serve(host, port, options))
+
+
+async def _serve(host: str, port: int, options: dict[str, Any]) -> None:
+    """Serve until a signal. Raises ConfigurationError when the address cannot be used."""
+    from omnara.errors import ConfigurationError
+    from omnara.testing.mock import run_mock_model
 
     def ready(url: str) -> None:
         click.echo(f"listening on {url} (base URLs: {url}/v1)")
 
-    async def serve() -> None:
-        try:
-            await run_mock_model(
-                host,
-                port,
-                delay_ms=delay_ms,
-                tokens=tokens,
-                token_delay_ms=token_delay_ms,
-                script=script,
-                errors_every=errors_every,
-                strict=not lenient,
-                fast=fast,
-                ready=ready,
-            )
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
-            ) from error
-
-    run(serve())
+    try:
+        await run_mock_model(host, port, ready=ready, **options)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error

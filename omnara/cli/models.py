@@ -13,6 +13,7 @@ from omnara.cli.output import json_option, print_json, print_table, run
 
 if TYPE_CHECKING:
     from omnara.db.pool import ApiPool
+    from omnara.engine.model_admin import ProviderSpec
     from omnara.vault import KeyRing
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ def add(
     """Add a model, or change one, and let every project use it. Agents then name it as PROVIDER/NAME."""
     from omnara.db.catalog import ModelFacts
     from omnara.engine.bootstrap import default_org
-    from omnara.engine.model_admin import ProviderSpec, add_model
+    from omnara.engine.model_admin import add_model
     from omnara.vault import Secret
 
     provider_name, separator, name = model.partition("/")
@@ -124,15 +125,7 @@ def add(
         supports_reasoning=reasoning,
         supported_reasoning_efforts=("low", "medium", "high") if reasoning else (),
     )
-    provider = ProviderSpec(
-        name=provider_name,
-        api_format=_FORMATS[wire],
-        base_url=_checked(base_url),
-        request_path=_PATHS[wire],
-        auth_kind=_AUTH[wire],
-        secret_name=f"model provider {provider_name}",
-        origin="api",
-    )
+    provider = _provider(provider_name, wire, base_url)
 
     async def work(pool: ApiPool, ring: KeyRing) -> None:
         org_id = (await default_org(pool)).org_id
@@ -140,6 +133,20 @@ def add(
 
     _with_pool(work)
     click.echo(f"{model} can be used")
+
+
+def _provider(name: str, wire: str, base_url: str) -> ProviderSpec:
+    from omnara.engine.model_admin import ProviderSpec
+
+    return ProviderSpec(
+        name=name,
+        api_format=_FORMATS[wire],
+        base_url=_checked(base_url),
+        request_path=_PATHS[wire],
+        auth_kind=_AUTH[wire],
+        secret_name=f"model provider {name}",
+        origin="api",
+    )
 
 
 def _checked(base_url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
 
 
+class Facts(msgspec.Struct, frozen=True):
+    """What was counted. `lost` are events that were shown before the kill and are gone or changed."""
+
+    matches: bool
+    page_hits: int
+    repeated: int
+    lost: int
+    retried: int | None
+    interrupted: bool
+    stop_code: int
+
+
 async def look_into_database(data_dir: Path, agent: str) -> Database:
     """Read what is to be counted, over a read-only connection. Raises ConfigurationError if the database is down."""
     dsn = await EmbeddedPostgres.running_dsn(data_dir)
@@ -99,25 +112,9 @@ def judge(
     total_s: float,
 ) -> Verdict:
     """Compare everything with everything. `requests` is None with a real provider, whose log nobody can see."""
-    outputs = hands.outputs
-    interrupted = _interrupted(hands.events)
     matches = _same_report(report_in(hands.events[-1]), expected)
-    retried = None if requests is None else requests.total - outputs
-    repeated = _repeated(blow, hands, requests, page_hits, database)
-    lost = sum(database.ids.get(number) != key for number, key in blow.events.items())
-    problems = [
-        (not matches, "the report differs from the files on disk"),
-        (page_hits != 1, f"the page was fetched {page_hits} times instead of once"),
-        (repeated > 0, f"{repeated} finished steps ran again"),
-        (lost > 0, f"{lost} events that were shown before the kill are gone or changed"),
-        (database.faults.gaps != 0, f"the log has {database.faults.gaps} gaps"),
-        (database.faults.duplicate_results != 0, f"{database.faults.duplicate_results} calls have two results"),
-        (retried is not None and not 0 <= retried <= 1, f"{retried} model calls were repeated; one kill explains one"),
-        (plan.point != "tool_started" and interrupted, "a tool call was interrupted that nobody had interrupted"),
-        (plan.point == "tool_started" and not interrupted, "the killed tool call does not say that it was interrupted"),
-        (stop_code != 0, f"the server ended with code {stop_code} instead of 0"),
-    ]
-    found = [text for wrong, text in problems if wrong]
+    facts = _count(blow, hands, requests, database, page_hits, matches, stop_code)
+    found = list(_problems(plan, facts, database.faults))
     return Verdict(
         ok=not found,
         seed=plan.seed,
@@ -127,12 +124,12 @@ def judge(
         bytes=expected["bytes"],
         report_matches_disk=matches,
         steps_saved=sum(count.steps for count in database.steps if count.state == "succeeded"),
-        steps_repeated=repeated,
-        steps_lost=lost + database.faults.gaps,
+        steps_repeated=facts.repeated,
+        steps_lost=facts.lost + database.faults.gaps,
         model_requests=None if requests is None else requests.total,
-        model_calls_retried=retried,
+        model_calls_retried=facts.retried,
         page_hits=page_hits,
-        page_interrupted=interrupted,
+        page_interrupted=facts.interrupted,
         log_gaps=database.faults.gaps,
         duplicate_results=database.faults.duplicate_results,
         stream_reconnects=hands.reconnects,
@@ -141,6 +138,42 @@ def judge(
         total_s=round(total_s, 3),
         problems=found,
     )
+
+
+def _count(
+    blow: Blow, hands: Hands, requests: Requests | None, database: Database, page_hits: int, matches: bool, code: int
+) -> Facts:
+    return Facts(
+        matches=matches,
+        page_hits=page_hits,
+        repeated=_repeated(blow, hands, requests, page_hits, database),
+        lost=sum(database.ids.get(number) != key for number, key in blow.events.items()),
+        retried=None if requests is None else requests.total - hands.outputs,
+        interrupted=_interrupted(hands.events),
+        stop_code=code,
+    )
+
+
+def _problems(plan: KillPlan, facts: Facts, faults: LogFaults) -> Iterator[str]:
+    """Yield a sentence for everything that is not as promised."""
+    if not facts.matches:
+        yield "the report differs from the files on disk"
+    if facts.page_hits != 1:
+        yield f"the page was fetched {facts.page_hits} times instead of once"
+    if facts.repeated:
+        yield f"{facts.repeated} finished steps ran again"
+    if facts.lost:
+        yield f"{facts.lost} events that were shown before the kill are gone or changed"
+    if faults.gaps or faults.duplicate_results:
+        yield f"the log has {faults.gaps} gaps, and {faults.duplicate_results} calls have two results"
+    if facts.retried is not None and not 0 <= facts.retried <= 1:
+        yield f"{facts.retried} model calls were repeated; one kill explains one"
+    if facts.interrupted and plan.point != "tool_started":
+        yield "a tool call was interrupted that nobody had interrupted"
+    if plan.point == "tool_started" and not facts.interrupted:
+        yield "the killed tool call does not say that it was interrupted"
+    if facts.stop_code:
+        yield f"the server ended with code {facts.stop_code} instead of 0"
 
 
 def _repeated(blow: Blow, hands: Hands, requests: Requests | None, page_hits: int, database: Database) -> int:
