@@ -62,7 +62,7 @@ async def test_cancel_around_the_completion_has_one_end(database: str) -> None:
         await asyncio.gather(*(one(agent) for agent in agents))
         await engine.until_idle(*agents)
         ends = [(await kinds(engine, agent))[2:] for agent in agents]
-        # Cancelled before its message was admitted, an agent is idle: the cancel writes nothing, the message is answered.
+        # Cancelled before its message was admitted, an agent is idle: nothing is written, the message is answered.
         assert all(end in (["control"], ["end_turn"]) for end in ends), ends
         assert 0 < ends.count(["control"]) < 60, "the race was had both ways"
         for agent in agents:
