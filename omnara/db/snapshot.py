@@ -53,6 +53,12 @@ async def read_waiting_inputs(connection: Connection, agent_id: UUID) -> list[Wa
     return [WaitingInput(*row) for row in rows]
 
 
+async def step_config(connection: Connection, agent_id: UUID, number: int) -> UUID | None:
+    """Return the config under which a step ran, or None when there is no such step."""
+    config_id: UUID | None = await connection.fetchval(_SQL["step_config"], agent_id, number)
+    return config_id
+
+
 async def read_config(connection: Connection, config_id: UUID) -> tuple[UUID, str, UUID] | None:
     """Return (project, compiled definition as JSON text, configured model) of a config."""
     row = await connection.fetchrow(_SQL["read_config"], config_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omnara.db.connection import Connection
-from omnara.db.snapshot import read_open_calls, read_waiting_inputs
+from omnara.db.snapshot import read_open_calls, read_waiting_inputs, step_config
 from omnara.domain.claim import Claim
 from omnara.domain.step import OpenCall, Situation, WaitingInput
 
@@ -21,7 +21,9 @@ async def read_situation(connection: Connection, claim: Claim) -> tuple[Situatio
     inputs = await read_waiting_inputs(connection, claim.agent_id)
     steering = tuple(item for item in inputs if item.delivery_mode == "steering")
     queued = [item for item in inputs if item.delivery_mode == "queued"]
-    situation = Situation(
-        claim.turn_open, calls, steering, queued[0] if queued else None, claim.attempt, claim.retry_in_s
-    )
+    attempt, retry_in_s = claim.attempt, claim.retry_in_s
+    if attempt and await step_config(connection, claim.agent_id, claim.step_number) != claim.config_id:
+        # The config changed while the attempt that failed was under way: another call, which starts afresh.
+        attempt, retry_in_s = 0, None
+    situation = Situation(claim.turn_open, calls, steering, queued[0] if queued else None, attempt, retry_in_s)
     return situation, queued

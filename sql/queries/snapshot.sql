@@ -16,6 +16,10 @@ union all
 (select id, delivery_mode, rank, content, actor_id, idempotency_key from inputs
   where agent_id = $1 and state = 'received' and delivery_mode = 'queued' order by rank, id limit 2);
 
+-- name: step_config
+-- The config under which step $2 ran. Index: steps_pkey.
+select config_id from steps where agent_id = $1 and number = $2;
+
 -- name: read_config
 -- The compiled definition of a config. Immutable, so callers may cache it for ever. Index: agent_configs_pkey.
 select id, project_id, definition, configured_model_id from agent_configs where id = $1;

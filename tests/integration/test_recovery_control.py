@@ -309,6 +309,32 @@ async def test_a_config_change_supersedes_a_parked_retry(database: str) -> None:
         assert [tuple(row) for row in rows] == [(1, 2, "failed"), (1, 3, "succeeded")]
 
 
+async def test_a_config_change_during_a_failing_attempt_starts_afresh(database: str) -> None:
+    """The failure of the old config's call neither delays the new one's nor counts against it."""
+    calling, go = asyncio.Event(), asyncio.Event()
+    seen: list[str] = []
+
+    async def script(call: ModelCall) -> Outcome:
+        seen.append(call.system)
+        if len(seen) > 1:
+            return say("ok")
+        calling.set()
+        await go.wait()
+        return Failed(kind="rate_limit", message="later", status=429, retry_after_s=3600.0)
+
+    async with engine_on(database, script) as engine:
+        [agent] = await engine.add_agents()
+        await engine.start()
+        await engine.say(agent)
+        await calling.wait()
+        await change_config(engine, agent, "New words.")
+        go.set()
+        await engine.until_idle(agent)
+        assert seen == ["Do what you are told.", "New words."]
+        rows = await engine.sql.fetch("select attempt, frontier, state from steps order by number")
+        assert [tuple(row) for row in rows] == [(1, 2, "failed"), (1, 3, "succeeded")]
+
+
 async def test_nine_drains_during_one_long_call_use_up_no_retry(database: str) -> None:
     held = Held()
     calls = 0
