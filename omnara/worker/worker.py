@@ -39,6 +39,7 @@ from omnara.worker.saver import Saver, SaverFull
 
 log = get_logger(__name__)
 
+LAST_WORDS_S: Final = 0.5
 FAULT_PAUSE_S: Final = 1.0
 """A run that ended by a fault keeps its claim for this long, so that a bug does not spin."""
 
@@ -199,7 +200,10 @@ class Worker:
 
     async def _run(self, run: AgentRun, previous: asyncio.Task[None] | None) -> None:
         if previous is not None and not previous.done():
-            await asyncio.wait([previous])  # one task per agent: its last statement has already given the claim back
+            # One task per agent. That its claim is gone is certain; it gets a moment to tell what it saved last.
+            await asyncio.wait([previous], timeout=LAST_WORDS_S)
+            previous.cancel()
+            await asyncio.wait([previous])
         with ids(agent_id=run.claim.agent_id, worker_id=self.worker_id, step=run.claim.step_number):
             try:
                 await run.run()

@@ -407,6 +407,29 @@ async def test_claims_that_only_the_database_knows_are_released(database: str) -
         assert await kinds(engine, agent) == ["config_change", "content", "end_turn"]
 
 
+async def test_a_new_claim_does_not_wait_for_the_old_call_of_the_same_agent(database: str) -> None:
+    """The turn was cancelled and every hint lost; the same worker claims the agent again while the old call hangs."""
+    held = Held()
+    calls = 0
+
+    async def script(call: ModelCall) -> Outcome:
+        nonlocal calls
+        calls += 1
+        return await held.model(call) if calls == 1 else say("answered")
+
+    async with engine_on(database, script) as engine:
+        [agent] = await engine.add_agents()
+        [replica] = await engine.start(reconcile_s=60.0)
+        await engine.say(agent)
+        await held.running.wait()
+        engine.hints.muted = True
+        await cancel_agent(replica.deps, owner(engine), AgentPath(agent))
+        await engine.say(agent, "again")
+        await engine.until_idle(agent, limit_s=5)
+        assert held.cut
+        assert (await kinds(engine, agent))[-2:] == ["content", "end_turn"]
+
+
 async def test_runs_whose_claim_is_gone_are_stopped(database: str) -> None:
     """All hints are lost: the model call of a cancelled turn is still ended by the reconcile, within two looks."""
     held = Held()
