@@ -37,7 +37,7 @@ from omnara.testing.faults import (
     rate_limited,
 )
 from omnara.testing.formats import CONVERSATION_HEADER
-from omnara.testing.gates import Gate, GateSpec
+from omnara.testing.gates import Gate, GatePoint, GateSpec
 from omnara.testing.mock import run_mock_model
 from omnara.testing.request_log import Counts, Entry, RequestLog
 from omnara.testing.script import Plan, Script, ScriptError, echo, embed, embedded, fixed, in_order, plan, steps
@@ -61,6 +61,7 @@ __all__ = [
     "Fault",
     "FaultQueue",
     "Gate",
+    "GatePoint",
     "GateSpec",
     "HttpError",
     "Match",

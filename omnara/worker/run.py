@@ -79,6 +79,8 @@ class AgentRun:
         self._entry: CachedContext | None = None
         self._started = 0.0
         self.running: Begun | ToolsBegun | None = None
+        self.effects = 0
+        """Calls that run at this moment; a finished one whose result waits for its save is not among them."""
 
     async def run(self) -> None:
         """Begin what is due and go on until there is nothing to do. Raises what a fault of ours raises."""
@@ -203,12 +205,12 @@ class AgentRun:
         plan = await self._get_plan()
         await self._host.may_start_effects()
         probes.hit("tools_started", agent_id=self.claim.agent_id, calls=len(begun.calls))
-        left = len(begun.calls)
+        self.effects = len(begun.calls)
         async with aclosing(run_calls(self.claim.agent_id, begun.calls, self._host.tools)) as groups:
             async for finished in groups:
-                left -= len(finished)
+                self.effects -= len(finished)
                 self._open_calls -= len(finished)
-                if left:
+                if self.effects:
                     if await self._save_finished(begun, finished, None) is None:
                         return None
                     continue

@@ -24,7 +24,6 @@ from omnara.domain.claim import Claim, HeldClaim
 from omnara.engine.deps import Deps
 from omnara.engine.plan import PlanSource
 from omnara.engine.recovery import release_claim
-from omnara.engine.tool_step import ToolsBegun
 from omnara.errors import Unavailable
 from omnara.log import get_logger, ids
 from omnara.service import Tasks
@@ -310,5 +309,5 @@ class Worker:
         away_s = monotonic() - self._identity.last_renewal
         if not self._attached.is_set() and away_s > self.deps.settings.worker_lease_s * 2 / 3:
             for run, task in self._runs.values():
-                if isinstance(run.running, ToolsBegun):
+                if run.effects:  # finished results are kept and offered: the fence judges
                     task.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,17 @@ import pytest_asyncio
 from omnara.client import Client
 from tests.support.cluster import DEFAULT, SHRUNK, Cluster, Times
 from tests.support.postgres import PostgresForTests
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tell fixtures that the test has failed."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -65,11 +76,14 @@ def pg_bin() -> Path | None:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def cluster(shared: Cluster) -> AsyncIterator[Cluster]:
+async def cluster(shared: Cluster, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     """The shared cluster; what a test leaves running is ended without mercy, and every invariant is checked."""
     shared.model.reset()
+    shared.agents.clear()
     try:
         yield shared
+        if request.node.stash.get(FAILED, False):
+            print(await shared.describe())
         await shared.verify()
     finally:
         shared.model.reset()

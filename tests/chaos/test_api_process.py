@@ -22,10 +22,9 @@ async def test_a_killed_api_process(cluster: Cluster, client: Client) -> None:
     worker = await cluster.only_worker()
     (doomed,) = await cluster.start(roles="api")
     broken = cluster.client(doomed, retry_for_s=0)
-    running = await cluster.agent(broken, call("web_fetch", cluster.fetch("api")), say("went on"))
+    running = await cluster.agent(broken, call("web_fetch", cluster.fetch("api")), say("went on"), gate="mid_text")
     busy = await cluster.agent(broken, say("one"), say("two"))
-    gate = cluster.model.gate("mid_text", match=running.match)
-    await gate.reached(30)
+    await running.gate.reached(30)
     await busy.settled()
     launch = {"model": MODEL, "system_prompt": "Once.", "key": "launch-once"}
     launched = await broken.launch(**launch)
@@ -37,7 +36,7 @@ async def test_a_killed_api_process(cluster: Cluster, client: Client) -> None:
         doomed.kill()
         with pytest.raises(ServerUnreachable):
             await sending
-    gate.release()
+    running.gate.release()
     await running.settled()
     assert await broken_texts(client, running) == ["", "went on"]
     assert (await client.launch(**launch)).id == launched.id

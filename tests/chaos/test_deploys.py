@@ -19,13 +19,12 @@ async def test_work_in_progress_is_finished_or_handed_over(cluster: Cluster, cli
     """What ends within the drain is saved; the rest is released, and another worker does it."""
     cluster.page.hold("slow")
     first = await cluster.only_worker()
-    quick = await cluster.agent(client, call("web_fetch", cluster.fetch("quick"), text="{{attempt}}"), say("done"))
-    endless = await cluster.agent(client, say("answer {{attempt}}"))
+    fetch = call("web_fetch", cluster.fetch("quick"), text="{{attempt}}")
+    quick = await cluster.agent(client, fetch, say("done"), gate="mid_text")
+    endless = await cluster.agent(client, say("answer {{attempt}}"), gate="mid_text")
     fetching = await cluster.agent(client, call("web_fetch", cluster.fetch("slow")), say("done"))
-    quick_gate = cluster.model.gate("mid_text", match=quick.match)
-    endless_gate = cluster.model.gate("mid_text", match=endless.match)
-    await quick_gate.reached(30)
-    await endless_gate.reached(30)
+    for agent in (quick, endless):
+        await agent.gate.reached(30)
     await cluster.page.visited("slow")
     (second,) = await cluster.start()
     first.signal(signal.SIGTERM)
@@ -37,7 +36,7 @@ async def test_work_in_progress_is_finished_or_handed_over(cluster: Cluster, cli
     later = await cluster.agent(client, say("by the other"))
     await later.settled()
     assert (await later.steps())[0]["worker_id"] == second.worker_id
-    quick_gate.release()
+    quick.gate.release()
     await quick.settled()
     assert await first.exited(limit_s=cluster.times.drain_s + 10) == 0
     for agent in (endless, fetching):
@@ -60,9 +59,8 @@ async def test_a_second_signal_cuts_the_drain_short(cluster: Cluster) -> None:
     """Streams are closed at once; the second SIGTERM ends the wait for a model; still in order, still exit 0."""
     (whole,) = await cluster.start(roles=EVERYTHING, WORKER_DRAIN_TIMEOUT="60s")
     client = cluster.client(whole)
-    agent = await cluster.agent(client, say("never said"))
-    gate = cluster.model.gate("mid_text", match=agent.match)
-    await gate.reached(30)
+    agent = await cluster.agent(client, say("said at last"), gate="mid_text")
+    await agent.gate.reached(30)
     streams = [await client._http.session.get(await stream_url(client, agent), headers=client._http.headers) for _ in range(20)]
     whole.signal(signal.SIGTERM)
     async with asyncio.timeout(2):
@@ -71,8 +69,7 @@ async def test_a_second_signal_cuts_the_drain_short(cluster: Cluster) -> None:
     assert (await client.status(agent.id)).status == "running", "other routes still answer"
     whole.signal(signal.SIGTERM)
     assert await whole.exited(limit_s=5) == 0
-    gate.release()
-    cluster.model.gates.clear()
+    agent.gate.release()
     worker = await cluster.only_worker()
     await agent.settled()
     assert [row["attempt"] for row in await agent.steps()] == [1, 1]
@@ -120,8 +117,7 @@ async def follow(agent: Handle) -> list[Event]:
 async def test_nine_deploys_during_one_long_model_call(cluster: Cluster, client: Client) -> None:
     """As many releases as there are attempts: the call is still at its first one, and the tenth process ends it."""
     workers = await cluster.start(10, WORKER_DRAIN_TIMEOUT="0s")
-    agent = await cluster.agent(client, say("answer {{attempt}}"))
-    gate = cluster.model.gate("mid_text", times=-1, match=agent.match)
+    agent = await cluster.agent(client, say("answer {{attempt}}"), gate="mid_text", gate_times=-1)
     stopped = []
     for number in range(1, 10):
         await until(lambda number=number: len(agent.requests) == number, f"call {number} is made", limit_s=30)
@@ -129,7 +125,7 @@ async def test_nine_deploys_during_one_long_model_call(cluster: Cluster, client:
         stopped[-1].signal(signal.SIGTERM)
     await until(lambda: len(agent.requests) == 10, "the last call is made", limit_s=30)
     assert [await replica.exited() for replica in stopped] == [0] * 9
-    gate.release()
+    agent.gate.release()
     await agent.settled()
     steps = await agent.steps()
     assert [row["state"] for row in steps] == ["released"] * 9 + ["succeeded"]

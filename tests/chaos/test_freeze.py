@@ -15,17 +15,15 @@ async def test_late_worker_saves_nothing(cluster: Cluster, client: Client) -> No
     """Stopped in a model call, in a fetch and in a save; another worker goes on; the late one gives up all three."""
     cluster.page.hold("frozen")
     frozen = await cluster.only_worker()
-    asking = await cluster.agent(client, say("answer {{attempt}}"))
+    asking = await cluster.agent(client, say("answer {{attempt}}"), gate="mid_text")
     fetching = await cluster.agent(client, call("web_fetch", cluster.fetch("frozen")), say("went on"))
-    saving = await cluster.agent(client, say("answer {{attempt}}"))
-    asking_gate = cluster.model.gate("mid_text", match=asking.match)
-    saving_gate = cluster.model.gate("mid_text", match=saving.match)
-    for gate in (asking_gate, saving_gate):
-        await gate.reached(30)
+    saving = await cluster.agent(client, say("answer {{attempt}}"), gate="mid_text")
+    for agent in (asking, saving):
+        await agent.gate.reached(30)
     await cluster.page.visited("frozen")
     (second,) = await cluster.start()
     async with saving.locked():
-        saving_gate.release()
+        saving.gate.release()
         await frozen.probes.wait("saving", agent_id=saving.uuid)
         frozen.signal(signal.SIGSTOP)
     old = frozen.worker_id
@@ -41,7 +39,7 @@ async def test_late_worker_saves_nothing(cluster: Cluster, client: Client) -> No
             await agent.settled()
         logs = {agent: [event.id for event in await agent.events()] for agent in agents}
         # What the stopped process waits for arrives before it goes on, so that it has something to save.
-        asking_gate.release()
+        asking.gate.release()
         cluster.page.release("frozen")
     finally:
         frozen.signal(signal.SIGCONT)

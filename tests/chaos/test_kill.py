@@ -29,11 +29,10 @@ async def kill(cluster: Cluster, worker: ServerProcess) -> Any:
 async def test_during_a_model_call(cluster: Cluster, client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     """The call is made again, with what was said and changed meanwhile; nothing of the first answer is left."""
     first = await cluster.only_worker()
-    steered = await cluster.agent(client, say("answer {{attempt}} to what you said"))
-    changed = await cluster.agent(client, say("answer {{attempt}}"), prompt="The old prompt.")
-    gates = [cluster.model.gate("mid_text", match=agent.match) for agent in (steered, changed)]
-    for gate in gates:
-        await gate.reached(30)
+    steered = await cluster.agent(client, say("answer {{attempt}} to what you said"), gate="mid_text")
+    changed = await cluster.agent(client, say("answer {{attempt}}"), prompt="The old prompt.", gate="mid_text")
+    for agent in (steered, changed):
+        await agent.gate.reached(30)
     await client.send(steered.id, "and also this", steering=True)
     await change_prompt(client, changed, "The new prompt.")
     (second,) = await cluster.start()
@@ -96,14 +95,14 @@ async def test_during_a_fetch(cluster: Cluster, client: Client, capsys: pytest.C
 async def test_during_the_save(cluster: Cluster, client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     """An answer that was complete but not saved is asked for again; what began with it did not happen."""
     first = await cluster.only_worker()
-    last = await cluster.agent(client, say("answer {{attempt}}"))
-    calling = await cluster.agent(client, call("web_fetch", cluster.fetch("after"), text="{{attempt}}"), say("done"))
-    gates = [cluster.model.gate(match=agent.match) for agent in (last, calling)]
-    for gate in gates:
-        await gate.reached(30)
+    fetch = call("web_fetch", cluster.fetch("after"), text="{{attempt}}")
+    last = await cluster.agent(client, say("answer {{attempt}}"), gate="request")
+    calling = await cluster.agent(client, fetch, say("done"), gate="request")
+    for agent in (last, calling):
+        await agent.gate.reached(30)
     async with last.locked(), calling.locked():
-        for gate in gates:
-            gate.release()
+        for agent in (last, calling):
+            agent.gate.release()
         for agent in (last, calling):
             await first.probes.wait("saving", agent_id=agent.uuid, kind="model")
         (second,) = await cluster.start()

@@ -92,9 +92,8 @@ async def test_every_trouble_of_a_model(cluster: Cluster, client: Client) -> Non
 
 async def struck(cluster: Cluster, client: Client, case: Case, *, times: int = 1) -> Handle:
     """An agent whose model call meets the case's fault."""
-    agent = await cluster.agent(client, say("answer {{attempt}} which is long enough to be cut"), text=case.name)
-    cluster.model.faults.push(case.fault, times=times, match=agent.match)
-    return agent
+    answer = say("answer {{attempt}} which is long enough to be cut")
+    return await cluster.agent(client, answer, text=case.name, fault=case.fault, fault_times=times)
 
 
 async def tried_again(agent: Handle, case: Case) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
 
 import pytest
 
 from omnara.client import ApiError, Client
 from omnara.testing import say
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, Handle
 from tests.support.load import Load
 from tests.support.processes import ServerProcess
+from tests.support.waiting import until
 
 DEATH_LIMIT = 5
 
@@ -19,13 +18,12 @@ DEATH_LIMIT = 5
 async def test_a_step_that_kills_its_worker(cluster: Cluster, client: Client) -> None:
     """After five deaths without a saved step the agent is `crashed`; all others, run beside it each time, finish."""
     load = Load(cluster, "poisoned")
-    workers = await cluster.start(DEATH_LIMIT + 1)
+    workers = [await cluster.only_worker(), *await cluster.start(DEATH_LIMIT)]
     await load.begin([client], 12)
-    poison = await cluster.agent(client, say("never"), text="poison")
-    gate = cluster.model.gate(times=-1, match=poison.match)
+    poison = await cluster.agent(client, say("never"), text="poison", gate="request", gate_times=-1)
     killed = 0
     while killed < DEATH_LIMIT:
-        victim = await first_to_begin(workers, poison.uuid)
+        victim = await first_to_begin(workers, poison)
         assert (await poison.hot())["deaths"] == killed
         victim.kill_main()
         workers.remove(victim)
@@ -41,20 +39,22 @@ async def test_a_step_that_kills_its_worker(cluster: Cluster, client: Client) ->
     await load.end()
     await load.check()
     assert {(await agent.hot())["gate"] for agent in load.agents} == {"open"}
-    gate.release()
+    poison.gate.release()
     await client.resume(poison.id, force=True)
     await poison.settled()
     assert (await poison.texts())[-1] == "never"
     cluster.keep(*workers)
 
 
-async def first_to_begin(workers: list[ServerProcess], agent_id: Any) -> ServerProcess:
+async def first_to_begin(workers: list[ServerProcess], agent: Handle) -> ServerProcess:
     """The worker that begins a step of this agent; each of them is killed before it could begin another one."""
-    waits = {
-        asyncio.create_task(worker.probes.wait("model_begun", agent_id=agent_id, within_s=60)): worker for worker in workers
-    }
-    done, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for other in others:
-        other.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    return waits[done.pop()]
+
+    def begun() -> list[ServerProcess]:
+        wanted = {"point": "model_begun", "agent_id": str(agent.uuid)}
+        return [worker for worker in workers if any(wanted.items() <= point.items() for point in worker.probes.points)]
+
+    try:
+        await until(lambda: bool(begun()), "a worker begins the step", limit_s=agent.cluster.times.patience_s)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {dict(await agent.hot())} {await agent.step_states()}") from None
+    return begun()[0]

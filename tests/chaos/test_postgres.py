@@ -49,9 +49,8 @@ async def test_three_restarts_and_cut_sessions_under_load(
         replicas = await cluster.start(3, "api,worker,maintenance")
         clients = [cluster.client(replica) for replica in replicas]
         identities = [replica.worker_id for replica in replicas]
-        long = await cluster.agent(clients[0], say("one long answer"))
-        gate = cluster.model.gate("mid_text", times=-1, match=long.match)
-        await gate.reached(30)
+        long = await cluster.agent(clients[0], say("one long answer"), gate="mid_text")
+        await long.gate.reached(30)
         load = Load(cluster, "restarts")
         await load.begin(clients, 12)
         waits = []
@@ -63,7 +62,7 @@ async def test_three_restarts_and_cut_sessions_under_load(
             await own_postgres.start()
             waits.append(await recovered(load, clients[0]))
         await cut_sessions(cluster, load)
-        gate.release()
+        long.gate.release()
         await load.end()
         await long.settled()
         assert await long.texts() == ["one long answer"]

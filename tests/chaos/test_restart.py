@@ -22,22 +22,27 @@ EVERYTHING = "api,worker,maintenance"
 
 
 async def test_the_next_step_follows_at_once(
-    own_directory: Path, pg_bin: Path | None, times: Times, capsys: pytest.CaptureFixture[str]
+    own_directory: Path,
+    pg_bin: Path | None,
+    tmp_path_factory: pytest.TempPathFactory,
+    times: Times,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """No lease to wait for: the step begins within a second of the process being up."""
     directory = own_directory
-    directory.mkdir(mode=0o711)
-    bin_setting = {} if pg_bin is None else {"OMNARA_POSTGRES_BIN": str(pg_bin)}
+    settings = {"OMNARA_DATA_DIR": str(directory)}
+    if pg_bin is not None:
+        settings["OMNARA_POSTGRES_BIN"] = str(pg_bin)
     foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     try:
-        async with Cluster("", directory, times, **bin_setting) as cluster:
+        async with Cluster("", tmp_path_factory.mktemp("only"), times, **settings) as cluster:
             (only,) = await cluster.start(roles=EVERYTHING)
             dsn = await EmbeddedPostgres.running_dsn(directory)
             assert dsn is not None
             await cluster.connect(dsn)
-            agent = await cluster.agent(cluster.client(only), say("answer {{attempt}}"))
-            gate = cluster.model.gate("mid_text", times=-1, match=agent.match)
-            await gate.reached(30)
+            answer = say("answer {{attempt}}")
+            agent = await cluster.agent(cluster.client(only), answer, gate="mid_text", gate_times=-1)
+            await agent.gate.reached(30)
             only, alone_s = await again(cluster, agent, only)
             only.kill()
             end_postgres(directory)
@@ -48,7 +53,7 @@ async def test_the_next_step_follows_at_once(
             _, *rest = pid_file.read_text().splitlines()
             pid_file.write_text("\n".join([str(foreign.pid), *rest]))
             only, stale_s = await start_after(cluster, agent, only)
-            gate.release()
+            agent.gate.release()
             await agent.settled()
             assert await agent.texts() == ["answer 4"]
             assert await agent.step_states() == [("model", "interrupted")] * 3 + [("model", "succeeded")]

@@ -23,7 +23,21 @@ from omnara.access.tokens import TokenKind, generate
 from omnara.client import Client, Event
 from omnara.db.checks import run_checks
 from omnara.ids import IdKind, decode
-from omnara.testing import Answer, Conversation, Entry, Match, ModelServer, Strictness, Text, embed, embedded, say
+from omnara.testing import (
+    Answer,
+    Conversation,
+    Entry,
+    Fault,
+    Gate,
+    GatePoint,
+    Match,
+    ModelServer,
+    Strictness,
+    Text,
+    embed,
+    embedded,
+    say,
+)
 from omnara.vault import generate_ring
 from tests.support.processes import ServerProcess
 from tests.support.waiting import until
@@ -49,7 +63,7 @@ SHRUNK = Times(
     env={
         "OMNARA_WORKER_LEASE": "3s",
         "OMNARA_WORKER_RENEW": "500ms",
-        "OMNARA_DEATH_GRACE": "1s",
+        "OMNARA_DEATH_GRACE": "3s",
         "OMNARA_DEATH_GRACE_EMBEDDED": "500ms",
         "OMNARA_RECONCILE": "1s",
         "OMNARA_WORKER_DRAIN_TIMEOUT": "3s",
@@ -58,7 +72,7 @@ SHRUNK = Times(
         "OMNARA_MODEL_RETRY_CAP": "500ms",
     },
     lease_s=3,
-    grace_s=1,
+    grace_s=3,
     drain_s=3,
     patience_s=30,
 )
@@ -127,13 +141,19 @@ class CountingPage:
 class Handle:
     """One agent of a test: its ids, what it was told, and what the outside knows of it."""
 
-    def __init__(self, cluster: Cluster, client: Client, public_id: str, key: str) -> None:
+    def __init__(self, cluster: Cluster, client: Client, public_id: str, key: str, gate: Gate | None) -> None:
         self.cluster = cluster
         self.client = client
         self.id = public_id
         self.uuid = decode(IdKind.AGENT, public_id)
         self.key = key
-        self.match = Match(key=key)
+        self._gate = gate
+
+    @property
+    def gate(self) -> Gate:
+        """The gate that it was launched with."""
+        assert self._gate is not None, "launched without a gate"
+        return self._gate
 
     @property
     def requests(self) -> list[Entry]:
@@ -217,6 +237,7 @@ class Cluster:
         self.page = CountingPage()
         self.sql: asyncpg.Pool
         self.replicas: list[ServerProcess] = []
+        self.agents: list[Handle] = []
         self.front: ServerProcess
         self._kept: tuple[ServerProcess, ...] = ()
         self._settings = settings
@@ -279,7 +300,10 @@ class Cluster:
         return replica
 
     async def start(self, count: int = 1, roles: str = "worker,maintenance", **more: str) -> list[ServerProcess]:
-        """Start processes at once and wait until all are ready."""
+        """Start processes at once and wait until all are ready. A kept worker that nobody took is ended first."""
+        kept, self._kept = self._kept, ()
+        for worker in kept:
+            worker.kill()
         made = [self.make(roles, **more) for _ in range(count)]
         for replica in made:
             replica.launch()
@@ -329,13 +353,23 @@ class Cluster:
         tools: Sequence[str | Mapping[str, Any]] = ("web_fetch",),
         text: str = "agent",
         prompt: str = "You are under test.",
+        gate: GatePoint | None = None,
+        gate_times: int = 1,
+        fault: Fault | None = None,
+        fault_times: int = 1,
     ) -> Handle:
-        """Launch an agent whose model gives these answers."""
+        """Launch an agent whose model gives these answers. Gate and fault are for its first requests."""
         # The model server knows a conversation by the head of its first message, which must not depend on what follows.
         head = f"{text} {next(self._numbers)} ".ljust(KEY_CHARS, ".")
         message = embed(*(answers or (say("fine"),)), loop=loop, text=head)
+        match = Match(key=head)
+        held = None if gate is None else self.model.gate(gate, times=gate_times, match=match)
+        if fault is not None:
+            self.model.faults.push(fault, times=fault_times, match=match)
         launched = await client.launch(model=MODEL, system_prompt=prompt, tools=tools, message=message)
-        return Handle(self, client, launched.id, head)
+        made = Handle(self, client, launched.id, head, held)
+        self.agents.append(made)
+        return made
 
     def fetch(self, name: str) -> dict[str, str]:
         """The arguments of a `web_fetch` of a counted page."""
@@ -348,6 +382,20 @@ class Cluster:
     async def worker_state(self, worker_id: UUID) -> str:
         """The state of a worker's row."""
         return str(await self.sql.fetchval("select state from workers where id = $1", worker_id))
+
+    async def describe(self) -> str:
+        """What is to be known of this test's agents that are not at rest, and the ends of the logs; for failures."""
+        lines = []
+        for agent in self.agents:
+            status = await self.sql.fetchval("select status from agents_overview where agent_id = $1", agent.uuid)
+            if status != "idle":
+                asked = [(entry.turn, entry.outcome) for entry in agent.requests]
+                states = await agent.step_states()
+                lines.append(f"{agent.key[:12]} {status} {dict(await agent.hot())}\n  {states[-8:]}\n  {asked[-8:]}")
+        rows = await self.sql.fetch("select id, state from workers where ended_at is null or ended_at > now() - interval '2 min'")
+        lines += [f"worker {row['id']} {row['state']}" for row in rows]
+        lines += [f"--- {one.name} {'alive' if one.alive else 'dead'}\n{one.log_tail(5)}" for one in self.replicas]
+        return "\n".join(lines)
 
     # --- what must hold at any time ---------------------------------------------------------------------
 
