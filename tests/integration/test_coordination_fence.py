@@ -123,18 +123,15 @@ async def test_each_part_of_the_fence_refuses_every_part_of_a_save(case: Case, s
 
 async def test_a_save_that_meets_the_taking_away_of_its_claim_writes_nothing(case: Case) -> None:
     """The claim is being taken away when the save comes: skipped while the row is locked, refused afterwards."""
-    other = await asyncpg.connect(case.engine.dsn)
-    taking = other.transaction()
-    await taking.start()
-    await other.execute(
-        "update agent_sched set worker_id = null, claim_token = null, epoch = epoch + 1 where agent_id = $1", case.agent
-    )
-    assert await case.run() == {}, "the row is locked: skipped"
-    await taking.commit()
+    async with locked(case.engine, case.agent) as other:
+        await other.execute(
+            "update agent_sched set worker_id = null, claim_token = null, epoch = epoch + 1 where agent_id = $1",
+            case.agent,
+        )
+        assert await case.run() == {}, "the row is locked: skipped"
     before = await everything(case.engine)
     assert await case.run() == {}
     assert await everything(case.engine) == before
-    await other.close()
 
 
 @pytest.mark.parametrize("moved", ["inputs_gen", "gate"])
