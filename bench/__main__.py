@@ -21,6 +21,9 @@ SCENARIOS: Final = {
     "replicas": "one, two and four processes on one database; executions counted outside of Postgres",
 }
 
+LIMIT_S: Final = 3600.0
+"""No run takes longer, whatever the sizes: it fails then, and stops what it started."""
+
 EPILOG: Final = """\
 Each run starts an embedded Postgres (fsync, synchronous_commit and full_page_writes on, read back and reported),
 measures, prints a table, and stops everything that it started. The defaults are the sizes of DESIGN §9; a result
@@ -110,11 +113,16 @@ def _counts(text: str) -> tuple[int, ...]:
 async def _measure(scenario: str, options: Options) -> Result:
     # Imported here: git and /proc are nothing that `--help` needs.
     from bench.machine import commit, machine
+    from bench.processes import ChildFailed
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _interrupt)
     module = importlib.import_module(f"bench.{scenario}")
     host, at, started, begun = machine(), commit(), now_text(), time.monotonic()
-    found: Run = await module.run(options)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            found: Run = await module.run(options)
+    except TimeoutError as error:
+        raise ChildFailed(f"the run did not end: {error or f'{LIMIT_S:g} s have passed'}") from error
     return Result(
         scenario=scenario,
         commit=at,

@@ -56,10 +56,10 @@ async def alternate(contestants: Mapping[str, Child], seconds: float) -> dict[st
     rounds, slice_s = slices_of(seconds)
     scores = {name: Score() for name in contestants}
     for child in contestants.values():
-        await child.ask("run", seconds=min(WARM_UP_S, slice_s))
+        await child.run(min(WARM_UP_S, slice_s))
     for _ in range(rounds):
         for name, child in contestants.items():
-            scores[name].add(await child.ask("run", seconds=slice_s))
+            scores[name].add(await child.run(slice_s))
     return scores
 
 

@@ -55,9 +55,7 @@ class EngineContestant:
         database = ConnectSettings(dsn=spec["dsn"], embedded=spec["embedded"])
         settings = engine_settings(spec.get("capacity"))
         gateway = build_gateway(settings)
-        if spec.get("http"):
-            await gateway.warm(frozenset({FORMAT}))
-        else:
+        if not spec.get("http"):
             gateway.register(FORMAT, InProcessAdapter(self.work.model))
         self.parts: Parts = build(settings, database, parse_ring(spec["ring"]), self._metrics, gateway)
         supervisor = Supervisor(self.parts.services, drain_timeout_s=20.0, metrics=self._metrics)
@@ -69,7 +67,7 @@ class EngineContestant:
         """`run` for some seconds, count who is `waiting`, `poke` the claimer, or `finish`."""
         match what:
             case "run":
-                return await self._run(float(values["seconds"]))
+                return await self._run(float(values["seconds"]), alone=values.get("alone", True))
             case "waiting":
                 return {"waiting": self._gate.waiting}
             case "gathered":
@@ -94,8 +92,11 @@ class EngineContestant:
         if self._ledger is not None:
             self._ledger.close()
 
-    async def _run(self, seconds: float) -> dict[str, Any]:
-        """Open the gate for a while; count what was saved while it was open, then let the agents gather again."""
+    async def _run(self, seconds: float, *, alone: bool) -> dict[str, Any]:
+        """Open the gate for a while; count what was saved while it was open.
+
+        When this process is `alone` with its database, wait until all of its agents have gathered again.
+        """
         expected = self._gate.waiting
         cpu, steps, begun = time.process_time(), self._saved(), time.monotonic()
         self._gate.open()
@@ -103,7 +104,8 @@ class EngineContestant:
         steps, took = self._saved() - steps, time.monotonic() - begun
         cpu = time.process_time() - cpu
         self._gate.close()
-        await self._until(lambda: self._gate.waiting >= expected, 60.0, "agents did not gather after a slice")
+        if alone:
+            await self._until(lambda: self._gate.waiting >= expected, 60.0, "agents did not gather after a slice")
         return {"steps": steps, "seconds": took, "cpu_s": cpu, "agents": expected}
 
     async def _finish(self) -> dict[str, Any]:

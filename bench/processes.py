@@ -124,6 +124,13 @@ class Child:
         """The child's process id, for a profiler."""
         return self._process.pid
 
+    async def run(self, seconds: float, *, alone: bool = True) -> dict[str, Any]:
+        """Let a contestant work for so long; the answer holds its steps, its seconds and its own processor time.
+
+        When it is `alone`, the answer comes once all its agents wait again; otherwise agents may have moved.
+        """
+        return await self.ask("run", within_s=seconds + START_LIMIT_S, seconds=seconds, alone=alone)
+
     async def ask(self, what: str, *, within_s: float = START_LIMIT_S, **values: Any) -> dict[str, Any]:
         """Send a request and return its answer. Raises ChildFailed when it fails, takes longer or the child ends."""
         assert self._pipes.stdin is not None

@@ -92,8 +92,10 @@ async def _measure(cluster: Cluster, directory: Path, count: int, options: Optio
         ]
         await make_ready(database.dsn)
         await _gather(children, options.agents)
-        await _all(children, "run", seconds=min(WARM_UP_S, options.seconds))
-        slices = await _all(children, "run", seconds=options.seconds / 2)
+        await asyncio.gather(*(child.run(WARM_UP_S, alone=False) for child in children))
+        await _gather(children, options.agents)
+        slices = await asyncio.gather(*(child.run(options.seconds / 2, alone=False) for child in children))
+        await _gather(children, options.agents)
         finished = await _all(children, "finish")
         counted = await look(database.dsn)
     saved = sum(int(answer["saved"]) for answer in finished)
@@ -106,7 +108,10 @@ async def _measure(cluster: Cluster, directory: Path, count: int, options: Optio
 
 
 async def _gather(children: list[Child], agents: int) -> None:
-    """Let all processes look for work at the same moment, and wait until every agent runs somewhere."""
+    """Let all processes look for work at the same moment, and wait until every agent waits at one of their gates.
+
+    Agents move from process to process: a claim is given back after 64 steps, and whoever looks first has it next.
+    """
     await _all(children, "poke")
     deadline = time.monotonic() + GATHER_LIMIT_S
     while sum(int(answer["waiting"]) for answer in await _all(children, "waiting")) < agents:
@@ -115,5 +120,5 @@ async def _gather(children: list[Child], agents: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _all(children: list[Child], what: str, **values: Any) -> list[dict[str, Any]]:
-    return await asyncio.gather(*(child.ask(what, **values) for child in children))
+async def _all(children: list[Child], what: str) -> list[dict[str, Any]]:
+    return await asyncio.gather(*(child.ask(what) for child in children))
