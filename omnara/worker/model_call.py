@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from omnara.domain.stream import StreamDelta
+from omnara.domain.stream import ErrorDelta, StreamDelta, StreamFault
 from omnara.engine.deps import Deps
 from omnara.engine.feed import ModelDelta
 from omnara.engine.model_step import Begun
@@ -26,6 +26,7 @@ async def call_model(
 ) -> Completed | Failed:
     """Make the attempt. A refusal of replayed provider content is answered at once by one call without it.
 
+    Readers hear of a failure when it is the attempt's: of a refusal only if they have seen blocks, which are void then.
     Cancellation closes the connection to the provider. Raises DamagedReplay when stored provider content is unreadable.
     """
     if plan.problem is not None:
@@ -41,7 +42,11 @@ async def call_model(
     sink = _Sink(deps, agent_id, begun)
     outcome: Completed | Failed = await deps.gateway.call(call, sink)
     if isinstance(outcome, Failed) and outcome.kind == "replay_rejected":
+        if sink.shown:
+            sink.fail(outcome)
         outcome = await deps.gateway.call(msgspec.structs.replace(call, suppress_replay=True), sink)
+    if isinstance(outcome, Failed):
+        sink.fail(outcome)
     return outcome
 
 
@@ -68,7 +73,10 @@ def new_call_id() -> tuple[UUID, str]:
 
 
 class _Sink:
-    """Numbers the deltas of one attempt and gives them to the feed while anybody listens."""
+    """Numbers the deltas of one attempt and gives them to the feed while anybody listens.
+
+    An error is not passed on by itself: whether it ends the attempt is decided after it, by `call_model`.
+    """
 
     __slots__ = ("_agent_id", "_call_id", "_feed", "_seq", "_turn_id")
 
@@ -79,7 +87,20 @@ class _Sink:
         self._call_id = encode(IdKind.MODEL_CALL, begun.call_id)
         self._seq = 0
 
+    @property
+    def shown(self) -> int:
+        """How many deltas there have been."""
+        return self._seq
+
+    def fail(self, failure: Failed) -> None:
+        """Tell that what has been shown comes to nothing, and why."""
+        self._give(ErrorDelta(StreamFault(failure.message)))
+
     def __call__(self, delta: StreamDelta) -> None:
+        if not isinstance(delta, ErrorDelta):
+            self._give(delta)
+
+    def _give(self, delta: StreamDelta) -> None:
         self._seq += 1
         if self._feed.wants_deltas(self._agent_id):
             self._feed.delta(self._agent_id, ModelDelta(self._turn_id, self._call_id, self._seq, delta))
