@@ -129,7 +129,9 @@ async def test_permission_modes(database: str) -> None:
             await engine.until_idle(agent)
             rows = await engine.sql.fetch("select name, state, outcome from tool_calls order by ordinal")
             assert [tuple(row) for row in rows] == [
-                ("look", "awaiting_permission", None), ("deny_me", "completed", "denied"), ("mine", "ready", None),
+                ("look", "awaiting_permission", None),
+                ("deny_me", "completed", "denied"),
+                ("mine", "ready", None),
             ]
             [form] = await engine.sql.fetch("select kind, state, request from interactions")
             assert (form["kind"], form["state"]) == ("permission", "open")

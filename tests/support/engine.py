@@ -142,11 +142,11 @@ class Engine:
         gateway.register(FORMAT, InProcessAdapter(lambda call: self.script(call)))
         ring = generate_ring()
         models = ModelCatalog(pool, ring, settings)
-        deps = Deps(
-            pool, ring, Feed(), self.hints, registry.BUILT_IN, gateway, models, settings, Metrics.create()
-        )
+        deps = Deps(pool, ring, Feed(), self.hints, registry.BUILT_IN, gateway, models, settings, Metrics.create())
         times = IdentityTimes(
-            lease_s=settings.worker_lease_s, renew_s=settings.worker_renew_s, probe_s=settings.worker_probe_s,
+            lease_s=settings.worker_lease_s,
+            renew_s=settings.worker_renew_s,
+            probe_s=settings.worker_probe_s,
             grace_s=settings.death_grace_s,
         )
         identity = Identity(database, times, ["worker"])
@@ -165,7 +165,9 @@ class Engine:
         self.hints.buses.append(bus)
         return Replica(worker, identity, sweep, connection, deps)
 
-    async def add_agents(self, count: int = 1, *, tools: dict[str, str] | None = None, ready: bool = True) -> list[UUID]:
+    async def add_agents(
+        self, count: int = 1, *, tools: dict[str, str] | None = None, ready: bool = True
+    ) -> list[UUID]:
         """Insert agents as a launch leaves them: event 1 is the config; `tools` are names with permission modes."""
         config_id = await self._add_config(tools or {})
         agents = [new_uuid() for _ in range(count)]
@@ -183,9 +185,17 @@ class Engine:
             "insert into turns (agent_id, turn_sequence, id, first_sequence) values ($1, 1, $2, 1)",
             [(agent, turns[agent]) for agent in agents],
         )
-        payload = f'{{"agent_input_id":"ain_x","input_kind":"config_change","content_blocks":[],"agent_config_id":"{encode(IdKind.AGENT_CONFIG, config_id)}"}}'
+        payload = msgspec.json.encode(
+            {
+                "agent_input_id": "ain_x",
+                "input_kind": "config_change",
+                "content_blocks": [],
+                "agent_config_id": encode(IdKind.AGENT_CONFIG, config_id),
+            }
+        ).decode()
         await self.sql.executemany(
-            """insert into events (agent_id, sequence, id, kind, turn_id, turn_sequence, is_opening, is_semantic, payload)
+            """insert into events
+                 (agent_id, sequence, id, kind, turn_id, turn_sequence, is_opening, is_semantic, payload)
                values ($1, 1, $2, 'agent_input', $3, 1, true, true, $4)""",
             [(agent, new_uuid(), turns[agent], payload) for agent in agents],
         )
@@ -193,7 +203,9 @@ class Engine:
 
     async def _add_config(self, tools: dict[str, str]) -> UUID:
         definition = Definition(
-            "v1", "Do what you are told.", ModelChoice(encode(IdKind.CONFIGURED_MODEL, self.model_id)),
+            "v1",
+            "Do what you are told.",
+            ModelChoice(encode(IdKind.CONFIGURED_MODEL, self.model_id)),
             {name: _tool(name, mode) for name, mode in tools.items()},
         )
         done = compiled(definition)
@@ -202,8 +214,14 @@ class Engine:
             """insert into agent_configs (id, org_id, project_id, source, source_format, source_hash, definition,
                                           definition_hash, instruction_hash, configured_model_id)
                values ($1, $2, $3, 'x', 'yaml', $4, $5, $6, $7, $8)""",
-            config_id, self.org_id, self.project_id, str(config_id), done.text, done.definition_hash,
-            done.instruction_hash, self.model_id,
+            config_id,
+            self.org_id,
+            self.project_id,
+            str(config_id),
+            done.text,
+            done.definition_hash,
+            done.instruction_hash,
+            self.model_id,
         )
         return config_id
 
@@ -220,7 +238,11 @@ class Engine:
             await self.sql.execute(
                 """insert into inputs (agent_id, id, kind, delivery_mode, state, rank, content)
                    values ($1, $2, 'content', $3, 'received', $4, $5)""",
-                agent_id, input_id, mode, rank, msgspec.json.encode([{"type": "text", "text": text}]).decode(),
+                agent_id,
+                input_id,
+                mode,
+                rank,
+                msgspec.json.encode([{"type": "text", "text": text}]).decode(),
             )
         if wake:
             self.hints.ready([agent_id])
@@ -243,7 +265,8 @@ class Engine:
         async def idle() -> bool:
             left = await self.sql.fetchval(
                 """select count(*) from agent_sched
-                   where agent_id = any($1::uuid[]) and (worker_id is not null or (ready_at is not null and gate = 'open'))""",
+                   where agent_id = any($1::uuid[])
+                     and (worker_id is not null or (ready_at is not null and gate = 'open'))""",
                 list(agents),
             )
             return bool(left == 0)
@@ -291,22 +314,30 @@ async def engine_on(dsn: str, script: Script) -> AsyncIterator[Engine]:
     await sql.execute(
         """insert into model_provider_configs (id, org_id, name, api_format, base_url, request_path, auth_kind)
            values ($1, $2, 'test', $3, 'http://127.0.0.1:1', '/', 'bearer_token')""",
-        provider_id, org_id, FORMAT,
+        provider_id,
+        org_id,
+        FORMAT,
     )
     await sql.execute(
         """insert into configured_models (id, org_id, provider_config_id, name, current_revision_id)
            values ($1, $2, $3, 'model', $4)""",
-        model_id, org_id, provider_id, revision_id,
+        model_id,
+        org_id,
+        provider_id,
+        revision_id,
     )
     await sql.execute(
         """insert into configured_model_revisions (id, configured_model_id, revision, provider_model_slug,
                                                    context_window_tokens, max_output_tokens)
            values ($1, $2, 1, 'model', 100000, 4096)""",
-        revision_id, model_id,
+        revision_id,
+        model_id,
     )
     await sql.execute(
         "insert into project_model_grants (id, project_id, configured_model_id) values ($1, $2, $3)",
-        new_uuid(), project_id, model_id,
+        new_uuid(),
+        project_id,
+        model_id,
     )
     engine = Engine(dsn, sql, org_id, project_id, model_id, script)
     try:

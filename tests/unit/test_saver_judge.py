@@ -37,7 +37,13 @@ def test_saved_and_begun() -> None:
 
 def test_saved_and_given_back() -> None:
     state = msgspec.structs.replace(
-        BEFORE, worker_id=None, claim_token=None, next_sequence=21, step_state="succeeded", event_sequence=20, ready=True
+        BEFORE,
+        worker_id=None,
+        claim_token=None,
+        next_sequence=21,
+        step_state="succeeded",
+        event_sequence=20,
+        ready=True,
     )
     done = judge(ITEM, state, WORKER)
     assert isinstance(done, Advanced)
