@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from omnara.api.server import ApiRunner, build_app, build_hub
+from omnara.app.addresses import address_check, allow_list
 from omnara.app.hints import HintService
 from omnara.app.identity import IdentityService
 from omnara.app.listeners import Listener
@@ -22,11 +21,9 @@ from omnara.metrics import Metrics
 from omnara.providers.gateway import ModelGateway
 from omnara.service import Service
 from omnara.settings import Settings
-from omnara.tools.allow_list import AllowList, parse_allow_list, read_address, unmapped
 from omnara.tools.extract import Extractor
 from omnara.tools.protocol import ToolContext
 from omnara.tools.registry import BUILT_IN
-from omnara.tools.ssrf import is_public
 from omnara.vault import KeyRing
 from omnara.worker import Identity, IdentityTimes, Worker
 
@@ -42,7 +39,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 def build_gateway(settings: Settings) -> ModelGateway:
     """Return the door to models, guarded by the operator's list of private hosts. No I/O."""
-    return ModelGateway(check_address=address_check(_allow_list(settings)))
+    return ModelGateway(check_address=address_check(allow_list(settings)))
 
 
 def build(
@@ -78,7 +75,7 @@ def build(
     if "maintenance" in settings.roles:
         services.append(Upkeep(deps, database))
     if "worker" in settings.roles:
-        tools = ToolContext(extractor=Extractor(), allow=_allow_list(settings))
+        tools = ToolContext(extractor=Extractor(), allow=allow_list(settings))
         worker = Worker(deps, database, identity, hints.bus, pools.session, PlanSource(deps.models), tools)
         identity.listen(worker)
         services.append(worker)
@@ -92,10 +89,6 @@ def _api(deps: Deps) -> list[Service]:
     return [hub, Listener("api", ApiRunner(build_app(deps, hub)), deps.settings.listen)]
 
 
-def _allow_list(settings: Settings) -> AllowList:
-    return parse_allow_list(",".join(settings.allowed_private_hosts))
-
-
 def _times(settings: Settings, *, embedded: bool) -> IdentityTimes:
     return IdentityTimes(
         lease_s=settings.worker_lease_s,
@@ -103,23 +96,3 @@ def _times(settings: Settings, *, embedded: bool) -> IdentityTimes:
         probe_s=settings.worker_probe_s,
         grace_s=settings.death_grace_embedded_s if embedded else settings.death_grace_s,
     )
-
-
-def address_check(allow: AllowList) -> Callable[[str, str], str | None]:
-    """Return the rule for addresses that model calls may dial: public ones, and what the operator has named.
-
-    A host named with a port is allowed on every port here, since the check sees none; the port was checked when the
-    endpoint was configured.
-    """
-    named = allow.hosts | {host for host, _ in allow.host_ports}
-
-    def check(host: str, ip: str) -> str | None:
-        address = read_address(ip)
-        if address is None:
-            return "the address cannot be read"
-        plain = unmapped(address)
-        if is_public(plain) or allow.covers(plain) or host.lower() in named or str(plain) in named:
-            return None
-        return "the address is private; an operator can allow it with OMNARA_ALLOWED_PRIVATE_HOSTS"
-
-    return check

@@ -21,6 +21,7 @@ from omnara.app.listeners import ops_listener
 from omnara.app.parts import Parts, build, build_gateway
 from omnara.db.connection import ConnectSettings
 from omnara.db.service import ping
+from omnara.engine.bootstrap import environment_endpoints
 from omnara.log import get_logger
 from omnara.metrics import Metrics
 from omnara.providers.gateway import ModelGateway
@@ -52,8 +53,9 @@ async def serve(settings: Settings) -> int:
     with _signals(shutdown), _probes(settings):
         async with contextlib.AsyncExitStack() as stack:
             if settings.database_url is not None:
-                # A ring that is missing or unreadable is told at once, not after the database has been waited for.
+                # What is missing or unreadable is told at once, not after the database has been waited for.
                 load_ring(settings, embedded=False)
+            environment_endpoints(settings)
             state = _State()
             metrics = Metrics.create()
             ops = ops_listener(settings.ops_listen, metrics, state.check)
@@ -61,10 +63,6 @@ async def serve(settings: Settings) -> int:
             await ops.start()
             gateway = build_gateway(settings)
             stack.push_async_callback(gateway.close)
-            if "worker" in settings.roles:
-                # The providers' libraries take over a second to import: beside the database's start it costs nothing.
-                warming = asyncio.create_task(gateway.warm(), name="warm-gateway")
-                stack.push_async_callback(_ended, warming)
             try:
                 database = await _unless(shutdown, stack.enter_async_context(open_database(settings)))
                 parts = await _unless(shutdown, _prepare(settings, database, metrics, gateway))
@@ -138,14 +136,6 @@ async def _unless(shutdown: Shutdown, work: Awaitable[T]) -> T:
         for future in (working, asked):
             future.cancel()
         await asyncio.gather(working, asked, return_exceptions=True)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait for a task that cannot be cut (an import in a thread), and log what it failed with."""
-    try:
-        await task
-    except Exception as error:  # noqa: BLE001 - a library that does not load shows again, with its reason, in the first model call
-        log.warning("the providers' libraries did not load", error=type(error).__name__, detail=str(error))
 
 
 @contextlib.contextmanager

@@ -27,6 +27,8 @@ from omnara.errors import ConfigurationError, NotFound, Unavailable
 from omnara.ids import new_uuid
 from omnara.log import get_logger
 from omnara.settings import Settings
+from omnara.tools.allow_list import AllowList, parse_allow_list
+from omnara.tools.ssrf import UrlRefused, check_endpoint
 from omnara.vault import KeyRing, Secret, check_value, verify_check_value
 
 log = get_logger(__name__)
@@ -70,13 +72,37 @@ async def first_start(db: ApiPool, ring: KeyRing, bootstrap_key: str | None) -> 
     return await _alone(db, work)
 
 
+class GivenProvider(msgspec.Struct, frozen=True):
+    """A provider of the environment: its key and its endpoint, which has been checked."""
+
+    provider: EnvironmentProvider
+    key: Secret
+    base_url: str
+
+
+def environment_endpoints(settings: Settings) -> list[GivenProvider]:
+    """Return the providers whose keys are in the environment. Pure; call it early, for what it raises.
+
+    Raises ConfigurationError naming the variable when an endpoint is none that the server would call: plain http or a
+    private address that the operator has not named. Source: engine.md §7 (SSRF).
+    """
+    allow = parse_allow_list(",".join(settings.allowed_private_hosts))
+    keys = {provider: getattr(settings, f"{provider.setting}_api_key") for provider in PROVIDERS}
+    return [
+        GivenProvider(provider, Secret(key), _checked_endpoint(provider, settings, allow))
+        for provider, key in keys.items()
+        if key
+    ]
+
+
 async def environment_providers(db: ApiPool, ring: KeyRing, settings: Settings) -> list[str]:
     """Make or update the providers whose keys are in the environment, with models granted to every project.
 
     Returns the names of those that are there now. Own transaction; call it at each start, after `first_start`. A key
-    that is gone from the environment changes nothing: agents go on.
+    that is gone from the environment changes nothing: agents go on. Raises ConfigurationError for an endpoint that
+    must not be called.
     """
-    wanted = [(provider, *given) for provider in PROVIDERS if (given := _environment(provider, settings)) is not None]
+    wanted = environment_endpoints(settings)
     if not wanted:
         return []
 
@@ -84,12 +110,13 @@ async def environment_providers(db: ApiPool, ring: KeyRing, settings: Settings) 
         first = await accounts.first_org(connection)
         if first is None:
             raise NotFound("organization")
-        return [p.name for p, key, url in wanted if await _put_environment(connection, ring, first.org_id, p, key, url)]
+        made = [await _put_environment(connection, ring, first.org_id, given) for given in wanted]
+        return [given.provider.name for given, mine in zip(wanted, made, strict=True) if mine]
 
     names = await _alone(db, work)
-    for provider, _, _ in wanted:
-        if provider.name not in names:
-            log.warning("environment_provider_skipped", provider=provider.name, reason="made by other means")
+    for given in wanted:
+        if given.provider.name not in names:
+            log.warning("environment_provider_skipped", provider=given.provider.name, reason="made by other means")
     return names
 
 
@@ -193,26 +220,31 @@ async def _owner(connection: Connection) -> UUID:
     return found.user_id
 
 
-def _environment(provider: EnvironmentProvider, settings: Settings) -> tuple[Secret, str] | None:
-    """Return key and endpoint of a provider as the settings give them."""
-    key = getattr(settings, f"{provider.setting}_api_key")
-    return None if not key else (Secret(key), endpoint(provider, getattr(settings, f"{provider.setting}_base_url")))
+def _checked_endpoint(provider: EnvironmentProvider, settings: Settings, allow: AllowList) -> str:
+    url = endpoint(provider, getattr(settings, f"{provider.setting}_base_url"))
+    try:
+        check_endpoint(url, allow)
+    except (UrlRefused, OSError) as error:
+        raise ConfigurationError(
+            f"{provider.setting.upper()}_BASE_URL: {error}; plain http and private addresses are for hosts that "
+            "OMNARA_ALLOWED_PRIVATE_HOSTS names, for example 127.0.0.1:8090"
+        ) from error
+    return url
 
 
-async def _put_environment(
-    connection: Connection, ring: KeyRing, org_id: UUID, provider: EnvironmentProvider, key: Secret, url: str
-) -> bool:
+async def _put_environment(connection: Connection, ring: KeyRing, org_id: UUID, given: GivenProvider) -> bool:
+    provider = given.provider
     spec = ProviderSpec(
         name=provider.name,
         preset=provider.name,
         api_format=provider.api_format,
-        base_url=url,
+        base_url=given.base_url,
         request_path=provider.request_path,
         auth_kind=provider.auth_kind,
         secret_name=provider.secret_name,
         origin="environment",
     )
-    provider_id = await put_provider(connection, ring, org_id, spec, key)
+    provider_id = await put_provider(connection, ring, org_id, spec, given.key)
     if provider_id is None:
         return False
     models = [(slug, facts_of(slug)) for slug in provider.slugs]

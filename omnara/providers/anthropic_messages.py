@@ -5,6 +5,8 @@ Source: DESIGN §5; field-reports B01, B02, B04, B43.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -17,10 +19,16 @@ from omnara.providers.json_events import BadEvent
 from omnara.providers.output import OutputBuilder
 from omnara.providers.protocol import ModelCall, ModelTarget, Outcome
 from omnara.providers.replay import Replay, pack
-from omnara.providers.sdk import Sdk
 from omnara.providers.streaming import Assembler, StreamedError
 
 API_FORMAT: Final = "anthropic_messages"
+
+API_VERSION: Final = "2023-06-01"
+"""The version whose requests and events this module speaks, whatever the SDKs have moved on to: the next one,
+2026-10-21, refuses every request with a `temperature`, which agents may set. Source: the provider's migration guide.
+"""
+
+KEY_HEADER: Final = "x-api-key"
 
 _STOP: Final[dict[str | None, ModelStopReason]] = {
     "end_turn": "end_turn",
@@ -36,7 +44,8 @@ _STOP: Final[dict[str | None, ModelStopReason]] = {
 class AnthropicMessages:
     """The wire format `anthropic_messages`."""
 
-    sdk: Sdk = "anthropic"
+    headers: Mapping[str, str] = MappingProxyType({"anthropic-version": API_VERSION})
+    key_header = KEY_HEADER
 
     def url(self, target: ModelTarget) -> str:
         """See `Wire.url`."""

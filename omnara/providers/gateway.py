@@ -22,15 +22,14 @@ class ModelGateway:
         connector_factory: ConnectorFactory | None = None,
         trust_env: bool = False,
     ) -> None:
-        """`check_address(host, ip)` returns why an address must not be dialled, or None; it also sees literal
-        addresses. `connector_factory` replaces the connector and with it the check of resolved names.
+        """`check_address(host, ip, port)` returns why an address must not be dialled, or None; it also sees
+        literal addresses. `connector_factory` replaces the connector and with it the check of resolved names.
         """
         self._pool = HttpPool(check_address=check_address, connector_factory=connector_factory, trust_env=trust_env)
-        self._http = {
+        self._adapters: dict[str, ModelAdapter] = {
             anthropic_messages.API_FORMAT: HttpAdapter(anthropic_messages.AnthropicMessages(), self._pool),
             openai_chat.API_FORMAT: HttpAdapter(openai_chat.OpenAIChat(), self._pool),
         }
-        self._adapters: dict[str, ModelAdapter] = dict(self._http)
 
     def register(self, api_format: str, adapter: ModelAdapter) -> None:
         """Use `adapter` for `api_format`, in place of any that is there. The gateway closes it."""
@@ -45,14 +44,8 @@ class ModelGateway:
             )
         return await adapter.call(call, sink)
 
-    async def warm(self, api_formats: frozenset[str] | None = None) -> None:
-        """Import the SDKs of these formats (None: all) ahead of their first call, in a thread."""
-        for api_format, adapter in self._http.items():
-            if api_formats is None or api_format in api_formats:
-                await adapter.warm()
-
     async def close(self) -> None:
         """Close all adapters and connections. Calls must have ended or been cancelled before."""
-        for adapter in {id(item): item for item in (*self._adapters.values(), *self._http.values())}.values():
+        for adapter in {id(item): item for item in self._adapters.values()}.values():
             await adapter.close()
         await self._pool.close()

@@ -7,6 +7,8 @@ Source: DESIGN §5; field-reports B02, B04, B43.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -18,10 +20,11 @@ from omnara.providers.openai_chat_request import ChatRenderer, assistant_message
 from omnara.providers.output import OutputBuilder
 from omnara.providers.protocol import ModelCall, ModelTarget, Outcome
 from omnara.providers.replay import Replay, pack
-from omnara.providers.sdk import Sdk
 from omnara.providers.streaming import Assembler, StreamedError
 
 API_FORMAT: Final = "openai_chat_completions"
+
+KEY_HEADER: Final = "api-key"
 
 _STOP: Final[dict[str | None, ModelStopReason]] = {
     "stop": "end_turn",
@@ -36,7 +39,8 @@ _STOP: Final[dict[str | None, ModelStopReason]] = {
 class OpenAIChat:
     """The wire format `openai_chat_completions`."""
 
-    sdk: Sdk = "openai"
+    headers: Mapping[str, str] = MappingProxyType({})
+    key_header = KEY_HEADER
 
     def url(self, target: ModelTarget) -> str:
         """See `Wire.url`."""

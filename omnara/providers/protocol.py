@@ -34,6 +34,8 @@ ErrorKind = Literal[
 
 CacheRetention = Literal["none", "short", "long"]
 
+AuthKind = Literal["bearer_token", "api_key_header"]
+
 MAX_CALL_ID_BYTES = 2000
 """Longest provider call id that is stored. Source: engine.md §1.1."""
 
@@ -86,7 +88,7 @@ class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str = ""
     request_path: str = ""
     api_variant: str = "default"
-    auth_kind: Literal["bearer_token", "api_key_header"] = "bearer_token"
+    auth_kind: AuthKind = "bearer_token"
     auth_header: str | None = None
     api_key: ApiKey | None = None
     context_window_tokens: int = 200_000

@@ -1,7 +1,7 @@
 """One attempt over HTTP: what every wire format does alike, from the body to the verdict.
 
-A format contributes three things (`Wire`): how a call becomes a body, how events become an answer, and whose headers
-it takes. The rest, above all how every way of failing is named, is here.
+A format contributes three things (`Wire`): how a call becomes a body, how events become an answer, and its headers. The
+rest, above all how every way of failing is named, is here.
 Source: engine.md §5 (signals); DESIGN §5.
 """
 
@@ -15,11 +15,11 @@ import aiohttp
 
 from omnara.domain.stream import ErrorDelta, MessageStop, Sink, Stop, StreamFault
 from omnara.providers.errors import from_response, from_stream, request_id, safe_message
+from omnara.providers.headers import BadCredential, request_headers
 from omnara.providers.http import AddressRefused, Expired, HttpPool, Refusal
 from omnara.providers.json_events import BadEvent
 from omnara.providers.output import OutputBuilder
 from omnara.providers.protocol import Completed, Failed, ModelCall, ModelTarget, Outcome
-from omnara.providers.sdk import BadCredential, Sdk, SdkHeaders
 from omnara.providers.sse import SseParser, StreamTooLarge
 
 
@@ -51,9 +51,10 @@ class Assembler(Protocol):
 
 
 class Wire(Protocol):
-    """A wire format."""
+    """A wire format. `headers` are those that it asks for, `key_header` is where it looks for a key."""
 
-    sdk: Sdk
+    headers: Mapping[str, str]
+    key_header: str
 
     def url(self, target: ModelTarget) -> str:
         """Where to send the request."""
@@ -98,11 +99,6 @@ class HttpAdapter:
     def __init__(self, wire: Wire, pool: HttpPool) -> None:
         self._wire = wire
         self._pool = pool
-        self._headers = SdkHeaders(wire.sdk)
-
-    async def warm(self) -> None:
-        """Import what the first call needs, so that it does not have to wait for it."""
-        await self._headers.warm()
 
     async def call(self, call: ModelCall, sink: Sink | None) -> Outcome:
         """See `ModelAdapter.call`."""
@@ -116,14 +112,13 @@ class HttpAdapter:
         return outcome
 
     async def close(self) -> None:
-        """See `ModelAdapter.close`. The pool belongs to whoever made it."""
-        await self._headers.close()
+        """See `ModelAdapter.close`. Nothing is held: the pool belongs to whoever made it."""
 
     async def _attempt(self, call: ModelCall, body: bytes, assembler: Assembler) -> Outcome:
         target, replays = call.target, call.history.replays > 0
         receiver = _Receiver(assembler)
         try:
-            headers = await self._headers.get(target)
+            headers = request_headers(target, self._wire.headers, self._wire.key_header)
             await self._pool.stream(self._wire.url(target), headers, body, target.limits, receiver)
         except Refusal as refusal:
             return from_response(

@@ -9,9 +9,10 @@ import aiohttp
 import pytest
 
 from omnara.api.ops import Readiness
+from omnara.app.addresses import address_check
 from omnara.app.keyring import load_ring, write_private
 from omnara.app.listeners import ops_listener
-from omnara.app.parts import address_check
+from omnara.engine.bootstrap import environment_endpoints
 from omnara.errors import ConfigurationError
 from omnara.metrics import Metrics
 from omnara.settings import Address, load
@@ -44,25 +45,67 @@ def test_your_own_database_needs_your_own_ring(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "host", "ip", "passes"),
+    ("allowed", "host", "ip", "port", "passes"),
     [
-        ("", "api.example.com", "93.184.216.34", True),
-        ("", "localhost", "127.0.0.1", False),
-        ("", "127.0.0.1", "127.0.0.1", False),
-        ("", "metadata", "169.254.169.254", False),
-        ("", "six", "::1", False),
-        ("", "mapped", "::ffff:10.0.0.1", False),
-        ("", "odd", "not an address", False),
-        ("127.0.0.1:9000", "127.0.0.1", "127.0.0.1", True),
-        ("127.0.0.1:9000", "127.0.0.2", "127.0.0.2", False),
-        ("models.internal", "Models.Internal", "10.0.0.5", True),
-        ("10.0.0.0/24", "anything", "10.0.0.9", True),
-        ("10.0.0.0/24", "anything", "10.0.1.9", False),
+        ("", "api.example.com", "93.184.216.34", 443, True),
+        ("", "localhost", "127.0.0.1", 80, False),
+        ("", "127.0.0.1", "127.0.0.1", 80, False),
+        ("", "metadata", "169.254.169.254", 80, False),
+        ("", "six", "::1", 80, False),
+        ("", "mapped", "::ffff:10.0.0.1", 80, False),
+        ("", "odd", "not an address", 80, False),
+        ("127.0.0.1:9000", "127.0.0.1", "127.0.0.1", 9000, True),
+        ("127.0.0.1:9000", "127.0.0.1", "127.0.0.1", 9001, False),
+        ("127.0.0.1:9000", "localhost", "127.0.0.1", 9000, True),
+        ("127.0.0.1:9000", "localhost", "127.0.0.1", 5432, False),
+        ("127.0.0.1:9000", "127.0.0.2", "127.0.0.2", 9000, False),
+        ("models.internal", "Models.Internal", "10.0.0.5", 1, True),
+        ("models.internal:8000", "Models.Internal", "10.0.0.5", 8000, True),
+        ("models.internal:8000", "Models.Internal", "10.0.0.5", 22, False),
+        ("[::1]:9000", "six", "::1", 9000, True),
+        ("[::1]:9000", "six", "::1", 9001, False),
+        ("10.0.0.0/24", "anything", "10.0.0.9", 80, True),
+        ("10.0.0.0/24", "anything", "10.0.1.9", 80, False),
     ],
 )
-def test_which_addresses_a_model_call_may_dial(allowed: str, host: str, ip: str, passes: bool) -> None:
-    reason = address_check(parse_allow_list(allowed))(host, ip)
+def test_which_addresses_a_model_call_may_dial(allowed: str, host: str, ip: str, port: int, passes: bool) -> None:
+    reason = address_check(parse_allow_list(allowed))(host, ip, port)
     assert (reason is None) is passes
+
+
+@pytest.mark.parametrize(
+    ("base_url", "allowed", "passes"),
+    [
+        (None, "", True),
+        ("https://models.example.com/v1", "", True),
+        ("http://models.example.com/v1", "", False),
+        ("http://127.0.0.1:8090", "", False),
+        ("https://10.1.2.3", "", False),
+        ("https://user:secret@models.example.com", "", False),
+        ("not a url", "", False),
+        ("http://127.0.0.1:8090", "127.0.0.1:8090", True),
+        ("http://127.0.0.1:8091", "127.0.0.1:8090", False),
+        ("http://localhost:8090/", "localhost", True),
+        ("http://10.1.2.3", "10.0.0.0/8", True),
+    ],
+)
+@pytest.mark.parametrize("provider", ["ANTHROPIC", "OPENAI"])
+def test_endpoints_of_the_environment_are_checked_before_anything_starts(
+    provider: str, base_url: str | None, allowed: str, passes: bool
+) -> None:
+    values = {f"{provider}_API_KEY": "k", "OMNARA_ALLOWED_PRIVATE_HOSTS": allowed}
+    settings = load(values | ({} if base_url is None else {f"{provider}_BASE_URL": base_url}))
+    if passes:
+        [given] = environment_endpoints(settings)
+        assert given.base_url.startswith(base_url.rstrip("/") if base_url else "https://api.")
+    else:
+        with pytest.raises(ConfigurationError, match=f"{provider}_BASE_URL.*OMNARA_ALLOWED_PRIVATE_HOSTS") as caught:
+            environment_endpoints(settings)
+        assert "secret" not in str(caught.value)
+
+
+def test_an_endpoint_without_a_key_is_nobodys() -> None:
+    assert environment_endpoints(load({"OPENAI_BASE_URL": "http://127.0.0.1:1"})) == []
 
 
 async def test_the_ops_listener_answers_while_nothing_is_ready_and_refuses_a_taken_port() -> None:

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+import omnara
 from omnara.domain.content import TextBlock
 from omnara.providers import ApiKey, Completed, Failed, Limits, ModelGateway, ModelTarget
 from tests.support.agent_log import Driver
@@ -61,7 +62,7 @@ async def attempt(gateway: ModelGateway, target: ModelTarget, text: str = "go") 
 async def test_the_credential_goes_where_it_belongs_and_the_environment_stays_here(
     endpoint: Canned, monkeypatch: pytest.MonkeyPatch, api_format: str, auth: Any, header: Any, expected: dict[str, str]
 ) -> None:
-    """Source: invariant 7. The SDKs read all of these; a tenant's endpoint must see none of them."""
+    """Source: invariant 7. The official SDKs read all of these; a tenant's endpoint must see none of them."""
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, "operator-secret")
     for name in ("ANTHROPIC_CUSTOM_HEADERS", "OPENAI_CUSTOM_HEADERS"):
@@ -76,6 +77,7 @@ async def test_the_credential_goes_where_it_belongs_and_the_environment_stays_he
     assert not {"authorization", "x-api-key", "api-key", "cookie"} & headers.keys() - expected.keys()
     assert not [name for name in headers if name.startswith("x-stainless")]
     assert headers["content-type"] == "application/json"
+    assert headers["user-agent"] == f"omnara/{omnara.__version__}"
     assert (headers.get("anthropic-version") is not None) == (api_format == ANTHROPIC)
 
 
@@ -90,14 +92,14 @@ async def test_a_key_header_that_would_break_the_request_is_refused(
 
 
 async def test_addresses_are_checked_whether_written_or_resolved(endpoint: Canned) -> None:
-    seen: list[tuple[str, str]] = []
+    seen: list[tuple[str, str, int]] = []
 
-    def check(host: str, address: str) -> str | None:
-        seen.append((host, address))
+    def check(host: str, address: str, port: int) -> str | None:
+        seen.append((host, address, port))
         return "loopback is not allowed" if host != "allowed.localhost" else None
 
     gateway = ModelGateway(check_address=check)
-    port = endpoint.url.rpartition(":")[2]
+    port = int(endpoint.url.rpartition(":")[2])
     for host in ("127.0.0.1", "localhost"):
         outcome = await attempt(gateway, target(endpoint, base_url=f"http://{host}:{port}"))
         assert isinstance(outcome, Failed)
@@ -105,8 +107,9 @@ async def test_addresses_are_checked_whether_written_or_resolved(endpoint: Canne
         assert "loopback is not allowed" in outcome.message
     await gateway.close()
     assert endpoint.requests == []
-    assert ("127.0.0.1", "127.0.0.1") in seen
-    assert {address for host, address in seen if host == "localhost"} & {"127.0.0.1", "::1"}
+    assert ("127.0.0.1", "127.0.0.1", port) in seen
+    assert {found for _, _, found in seen} == {port}
+    assert {address for host, address, _ in seen if host == "localhost"} & {"127.0.0.1", "::1"}
 
 
 async def test_a_connector_can_be_given(endpoint: Canned) -> None:
@@ -200,15 +203,88 @@ async def test_connecting_has_a_limit_of_its_own(endpoint: Canned) -> None:
     assert "could not connect" in outcome.message
 
 
-def test_the_sdks_are_imported_with_the_first_call_and_not_before() -> None:
-    """They take more than a second, which nobody who starts the server or a command has to wait."""
-    code = "import sys, omnara.providers; sys.exit(bool({'anthropic', 'openai', 'httpx'} & set(sys.modules)))"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], check=False, env={"PYTHONPATH": os.pathsep.join(sys.path)}
-        ).returncode
-        == 0
+CREDENTIALS = {"authorization", "x-api-key", "api-key"}
+SDK_CLIENTS = {
+    # What to give the official client, and in which headers its releases so far put it.
+    "anthropic key": (ANTHROPIC, "api_key_header", {"api_key": KEY}, ({"x-api-key"}, {"authorization"})),
+    "anthropic token": (ANTHROPIC, "bearer_token", {"auth_token": KEY}, ({"authorization"},)),
+    "openai": (CHAT, "bearer_token", {"api_key": KEY}, ({"authorization"},)),
+}
+REVIEWED_VERSIONS = {None, "2023-06-01", "2026-10-21"}
+"""Whatever else a release of the SDK sends has to be read about first; see `anthropic_messages.API_VERSION`."""
+
+
+@pytest.mark.parametrize("which", SDK_CLIENTS)
+async def test_the_headers_are_those_of_the_official_clients_as_far_as_is_known(
+    gateway: ModelGateway, endpoint: Canned, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """So that a release of theirs that asks for another header, version or credential is noticed."""
+    for name in [name for name in os.environ if name.startswith(("ANTHROPIC_", "OPENAI_"))]:
+        monkeypatch.delenv(name)
+    api_format, auth, key, known = SDK_CLIENTS[which]
+    await attempt(gateway, target(endpoint, api_format, auth_kind=auth))
+    await _ask_officially(api_format, {**key, "base_url": endpoint.url, "max_retries": 0})
+    (ours, _), (theirs, _) = endpoint.requests
+    assert ours["content-type"] == theirs["content-type"]
+    assert theirs.get("anthropic-version") in REVIEWED_VERSIONS
+    assert {name for name in ours if name.startswith("anthropic-")} == {
+        name for name in theirs if name.startswith("anthropic-")
+    }
+    assert CREDENTIALS & theirs.keys() in known
+    assert CREDENTIALS & ours.keys() in known
+    if CREDENTIALS & ours.keys() == CREDENTIALS & theirs.keys():
+        assert {ours[name] for name in CREDENTIALS & ours.keys()} == {
+            theirs[name] for name in CREDENTIALS & ours.keys()
+        }
+
+
+async def _ask_officially(api_format: str, options: dict[str, Any]) -> None:
+    """Send what a model call sends through the provider's own client; the answer is an empty stream."""
+    import anthropic
+    import openai
+
+    asked: Any = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
+    if api_format == ANTHROPIC:
+        async with (
+            anthropic.AsyncAnthropic(**options) as client,
+            client.messages.stream(max_tokens=10, **asked) as stream,
+        ):
+            assert [event async for event in stream] == []
+    else:
+        async with openai.AsyncOpenAI(**options) as other:
+            chat = await other.chat.completions.create(stream=True, **asked)
+            assert [chunk async for chunk in chat] == []
+
+
+def test_neither_the_server_nor_a_model_call_imports_an_sdk() -> None:
+    """They take 1.8 s of CPU and 60 MB, which no process that serves has to spend."""
+    code = """
+import asyncio, sys
+import omnara.app.serve
+from omnara.domain.context import ContextState
+from omnara.providers import *
+from omnara.ids import new_uuid
+async def main():
+    gateway = ModelGateway()
+    for name in ("anthropic_messages", "openai_chat_completions"):
+        target = ModelTarget(revision_id="r", provider="p", slug="m", api_format=name, api_key=ApiKey("k"),
+                             base_url="http://127.0.0.1:1")
+        context = ContextState()
+        call = ModelCall(target=target, system="", tools=(), context=context, history=RenderedHistory(),
+                         new_call_id=lambda: (new_uuid(), "c"))
+        assert "could not connect" in (await gateway.call(call)).message
+    await gateway.close()
+asyncio.run(main())
+print(sorted({"anthropic", "openai", "httpx", "httpx2", "pydantic"} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
     )
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 async def test_a_format_without_adapter_is_a_failure_like_any_other(gateway: ModelGateway, endpoint: Canned) -> None:

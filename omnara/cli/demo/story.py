@@ -166,4 +166,5 @@ def _environment(settings: Settings, data_dir: Path, key: str, page: Page, model
         "OPENAI_API_KEY": settings.openai_api_key,
         "OPENAI_BASE_URL": settings.openai_base_url,
     }
+    values["OMNARA_ALLOWED_PRIVATE_HOSTS"] = ",".join((page.authority, *settings.allowed_private_hosts))
     return values | {name: value for name, value in real.items() if value is not None}
