@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 
 from omnara.client import Client
-from tests.support.cluster import DEFAULT, SHRUNK, Cluster, Times
+from tests.support.cluster import Cluster
 from tests.support.postgres import PostgresForTests
-
+from tests.support.times import DEFAULT, SHRUNK, Times
 
 FAILED = pytest.StashKey[bool]()
 

@@ -8,7 +8,8 @@ import pytest
 
 from omnara.client import ApiError, Client
 from omnara.testing import Answer, Text, Thinking, call, say
-from tests.support.cluster import Cluster, Handle
+from tests.support.agent_handle import Handle
+from tests.support.cluster import Cluster
 from tests.support.waiting import until
 
 THINKING = Answer(blocks=(Thinking("Hm, hm."), Text("a thought")))
@@ -24,7 +25,7 @@ SPOIL = {
 
 
 async def test_damaged_rows_stop_their_agent_alone(cluster: Cluster, client: Client) -> None:
-    """`crashed` with a diagnosis; no 5xx anywhere; `force` goes on without the rows, `restart` from the last message."""
+    """`crashed` with a diagnosis; `force` goes on without the rows, `restart` from the last message; no 5xx."""
     first = await cluster.only_worker()
     agents = {name: await cluster.agent(client, THINKING, say("went on"), text=name) for name in SPOIL}
     healthy = await cluster.agent(client, say("one"), say("two"))

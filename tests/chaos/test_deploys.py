@@ -8,7 +8,8 @@ import signal
 from omnara.client import Client, Event
 from omnara.domain.content import INTERRUPTED_TEXT
 from omnara.testing import call, say
-from tests.support.cluster import Cluster, Handle
+from tests.support.agent_handle import Handle
+from tests.support.cluster import Cluster
 from tests.support.load import LAST_WORDS, Load
 from tests.support.waiting import until
 
@@ -43,7 +44,8 @@ async def test_work_in_progress_is_finished_or_handed_over(cluster: Cluster, cli
         await agent.settled()
     assert [entry.turn for entry in quick.requests] == [0, 1]
     steps = await quick.steps()
-    assert [(row["kind"], row["state"]) for row in steps] == [(kind, "succeeded") for kind in ("model", "tools", "model")]
+    assert [row["kind"] for row in steps] == ["model", "tools", "model"]
+    assert {row["state"] for row in steps} == {"succeeded"}
     assert steps[0]["worker_id"] != steps[1]["worker_id"] == second.worker_id
     assert cluster.page.hits["quick"] == cluster.page.hits["slow"] == 1
     assert await endless.texts() == ["answer 2"]
@@ -57,11 +59,12 @@ async def test_work_in_progress_is_finished_or_handed_over(cluster: Cluster, cli
 
 async def test_a_second_signal_cuts_the_drain_short(cluster: Cluster) -> None:
     """Streams are closed at once; the second SIGTERM ends the wait for a model; still in order, still exit 0."""
-    (whole,) = await cluster.start(roles=EVERYTHING, WORKER_DRAIN_TIMEOUT="60s")
+    (whole,) = await cluster.start(1, EVERYTHING, {"WORKER_DRAIN_TIMEOUT": "60s"})
     client = cluster.client(whole)
     agent = await cluster.agent(client, say("said at last"), gate="mid_text")
     await agent.gate.reached(30)
-    streams = [await client._http.session.get(await stream_url(client, agent), headers=client._http.headers) for _ in range(20)]
+    url, http = await stream_url(client, agent), client._http
+    streams = [await http.session.get(url, headers=http.headers) for _ in range(20)]
     whole.signal(signal.SIGTERM)
     async with asyncio.timeout(2):
         await asyncio.gather(*(stream.read() for stream in streams))
@@ -90,8 +93,7 @@ async def test_rolling_restart_under_load(cluster: Cluster) -> None:
     await load.begin(clients, 15)
     followers = [asyncio.create_task(follow(agent)) for agent in load.agents[:6]]
     for replica in replicas:
-        before = load.outputs()
-        await until(lambda: load.outputs() >= before + 15, "the load goes on", limit_s=30)
+        await load.goes_on()
         assert await replica.stop(limit_s=cluster.times.drain_s + 10) == 0
         following = cluster.make(EVERYTHING, ports=replica.ports)
         following.launch()
@@ -116,14 +118,14 @@ async def follow(agent: Handle) -> list[Event]:
 
 async def test_nine_deploys_during_one_long_model_call(cluster: Cluster, client: Client) -> None:
     """As many releases as there are attempts: the call is still at its first one, and the tenth process ends it."""
-    workers = await cluster.start(10, WORKER_DRAIN_TIMEOUT="0s")
+    workers = await cluster.start(10, settings={"WORKER_DRAIN_TIMEOUT": "0s"})
     agent = await cluster.agent(client, say("answer {{attempt}}"), gate="mid_text", gate_times=-1)
     stopped = []
     for number in range(1, 10):
-        await until(lambda number=number: len(agent.requests) == number, f"call {number} is made", limit_s=30)
+        await agent.asked(number)
         stopped.append(await cluster.runner_of(agent))
         stopped[-1].signal(signal.SIGTERM)
-    await until(lambda: len(agent.requests) == 10, "the last call is made", limit_s=30)
+    await agent.asked(10)
     assert [await replica.exited() for replica in stopped] == [0] * 9
     agent.gate.release()
     await agent.settled()

@@ -1,7 +1,8 @@
-"""`kill -9` of a worker at every point of a step: the next one goes on from the last saved step, and nothing runs twice."""
+"""`kill -9` of a worker at every point of a step: the next goes on from the last saved one, and nothing runs twice."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from omnara.client import Client
 from omnara.domain.content import INTERRUPTED_TEXT
 from omnara.testing import call, say
-from tests.support.cluster import Cluster, Handle
+from tests.support.agent_handle import Handle
+from tests.support.cluster import Cluster
 from tests.support.load import Load
-from tests.support.processes import ServerProcess
+from tests.support.processes import ServerProcess, first_at
 
 
 async def recovery_s(agent: Handle, killed_at: Any) -> float:
@@ -117,7 +119,7 @@ async def test_during_the_save(cluster: Cluster, client: Client, capsys: pytest.
     cluster.keep(second)
 
 
-POINTS = (
+POINTS: tuple[tuple[str, dict[str, str]], ...] = (
     ("claimed", {}),
     ("model_begun", {}),
     ("saving", {"kind": "model"}),
@@ -130,11 +132,12 @@ async def test_again_and_again_under_load(cluster: Cluster, client: Client) -> N
     """Whatever the instant: every agent comes to its end, no page is fetched twice, no finished step runs again."""
     load = Load(cluster, "storm")
     workers = [await cluster.only_worker(), *await cluster.start(len(POINTS))]
-    await load.begin([client], 16)
+    beginning = asyncio.create_task(load.begin([client], 16))
     for name, fields in POINTS:
-        victim = workers.pop(0)
-        await victim.probes.wait(name, after=len(victim.probes.points), **fields)
+        victim = await first_at(workers, name, **fields)
         victim.kill_main()
+        workers.remove(victim)
+    await beginning
     await load.end()
     assert await load.check() > 0
     cluster.keep(workers[0])

@@ -10,9 +10,10 @@ import pytest
 
 from omnara.db.migrate import load_migrations
 from omnara.testing import say
-from tests.support.cluster import Cluster, Times
+from tests.support.cluster import Cluster
 from tests.support.postgres import PostgresForTests
 from tests.support.processes import ServerProcess
+from tests.support.times import Times
 from tests.support.waiting import until
 
 REPLICAS = 8

@@ -9,8 +9,21 @@ from email.utils import format_datetime
 import msgspec
 
 from omnara.client import Client
-from omnara.testing import Cut, Drip, Fault, HttpError, NoHeaders, Silence, StreamError, embed, overloaded, rate_limited, say
-from tests.support.cluster import Cluster, Handle
+from omnara.testing import (
+    Cut,
+    Drip,
+    Fault,
+    HttpError,
+    NoHeaders,
+    Silence,
+    StreamError,
+    embed,
+    overloaded,
+    rate_limited,
+    say,
+)
+from tests.support.agent_handle import Handle
+from tests.support.cluster import Cluster
 from tests.support.waiting import until
 
 LIMITS = {
@@ -73,7 +86,7 @@ TERMINAL = (
 async def test_every_trouble_of_a_model(cluster: Cluster, client: Client) -> None:
     """All in parallel on one worker: nobody's wait keeps another waiting, and no partial answer is left."""
     limits = LIMITS if cluster.times.name == "shrunk" else {}
-    (worker,) = await cluster.start(**limits)
+    (worker,) = await cluster.start(settings=limits)
     await (await cluster.agent(client)).settled()  # the first call loads the provider's client; dates run from now on
     cases = passing()
     troubled = [await struck(cluster, client, case) for case in cases]
@@ -116,7 +129,7 @@ async def ended(agent: Handle) -> None:
     assert (last.stop_reason, [block["type"] for block in last.content_blocks]) == ("error", ["error"])
     assert [row["state"] for row in await agent.steps()] == ["failed"]
     await agent.client.send(agent.id, embed(say("recovered")))
-    await until(lambda: len(agent.requests) == 2, "the next message is answered", limit_s=30)
+    await agent.asked(2)
     await agent.settled()
     assert (await agent.texts())[-1] == "recovered"
 
@@ -137,12 +150,12 @@ async def waits_without_a_slot(agent: Handle, client: Client) -> None:
 
     await until(parked, "the retry is parked", limit_s=30)
     hot = await agent.hot()
-    now = await agent.cluster.now()
+    now = await agent.cluster.sql.fetchval("select clock_timestamp()")
     assert 3500 < (hot["retry_at"] - now).total_seconds() <= 3600
     assert hot["worker_id"] is None
     assert (await client.status(agent.id)).status == "running"
     assert await client.cancel(agent.id)
     await client.send(agent.id, embed(say("after the wait")))
-    await until(lambda: len(agent.requests) == 2, "the next message is answered", limit_s=30)
+    await agent.asked(2)
     await agent.settled()
     assert (await agent.texts())[-1] == "after the wait"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from omnara.client import ApiError, Client
 from omnara.testing import say
-from tests.support.cluster import Cluster, Handle
+from tests.support.agent_handle import Handle
+from tests.support.cluster import Cluster
 from tests.support.load import Load
 from tests.support.processes import ServerProcess
 from tests.support.waiting import until

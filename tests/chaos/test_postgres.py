@@ -17,10 +17,10 @@ import pytest_asyncio
 from omnara.client import Client
 from omnara.db.embedded import EmbeddedPostgres
 from omnara.testing import say
-from tests.support.cluster import MODEL, Cluster, Times
+from tests.support.cluster import MODEL, Cluster
 from tests.support.load import Load
 from tests.support.processes import ServerProcess
-from tests.support.waiting import until
+from tests.support.times import Times
 
 RECOVERY_S = 30.0
 
@@ -28,9 +28,8 @@ RECOVERY_S = 30.0
 @pytest_asyncio.fixture(loop_scope="session")
 async def own_postgres(own_directory: Path, pg_bin: Path | None) -> AsyncIterator[EmbeddedPostgres]:
     """A server that the test may restart; its socket stays where it is. Commits are kept unless the machine dies."""
-    server = EmbeddedPostgres(
-        own_directory, bin_dir=pg_bin, durable=False, extra_settings={"synchronous_commit": "on", "max_connections": "100"}
-    )
+    settings = {"synchronous_commit": "on"}
+    server = EmbeddedPostgres(own_directory, bin_dir=pg_bin, durable=False, extra_settings=settings)
     await server.start()
     try:
         yield server
@@ -55,7 +54,7 @@ async def test_three_restarts_and_cut_sessions_under_load(
         await load.begin(clients, 12)
         waits = []
         for how in (signal.SIGINT, signal.SIGKILL, signal.SIGQUIT):
-            await progress(load)
+            await load.goes_on(within_s=RECOVERY_S)
             end_postgres(own_postgres, how)
             await own_postgres.stop()
             await refused_politely(cluster, replicas[0])
@@ -100,21 +99,11 @@ async def refused_politely(cluster: Cluster, replica: ServerProcess) -> None:
     assert await replica.readyz() == 503
 
 
-async def progress(load: Load) -> None:
-    """Wait until every agent of the load has made another step."""
-    before = [len(agent.requests) for agent in load.agents]
-    await until(
-        lambda: all(len(agent.requests) > n for agent, n in zip(load.agents, before, strict=True)),
-        "every agent goes on",
-        limit_s=RECOVERY_S,
-    )
-
-
 async def recovered(load: Load, client: Client) -> float:
     """Seconds until all agents go on and the API answers, without anybody's help."""
     loop = asyncio.get_running_loop()
     started = loop.time()
-    await progress(load)
+    await load.goes_on(within_s=RECOVERY_S)
     await client.status(load.agents[0].id)
     return loop.time() - started
 
@@ -132,4 +121,4 @@ async def cut_sessions(cluster: Cluster, load: Load) -> None:
         finally:
             await connection.close()
         assert cut >= 3
-        await progress(load)
+        await load.goes_on(within_s=RECOVERY_S)

@@ -1,4 +1,4 @@
-"""The only process dies and is started again, with its embedded database left running, dead, or dead with a stale file."""
+"""The only process dies and is started again, its embedded database left running, dead, or dead with a stale file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 
 from omnara.db.embedded import EmbeddedPostgres
 from omnara.testing import say
-from tests.support.cluster import Cluster, Handle, Times
+from tests.support.agent_handle import Handle
+from tests.support.cluster import Cluster
 from tests.support.processes import ServerProcess
-from tests.support.waiting import until
+from tests.support.times import Times
 
 EVERYTHING = "api,worker,maintenance"
 
@@ -66,7 +67,7 @@ async def test_the_next_step_follows_at_once(
         foreign.kill()
         foreign.wait()
     with capsys.disabled():
-        print(f"\n  next step after ready: {alone_s:.3f} s; with its database dead too: {both_s:.3f} s, {stale_s:.3f} s")
+        print(f"\n  next step after ready: {alone_s:.3f} s; its database dead too: {both_s:.3f} s, {stale_s:.3f} s")
 
 
 EMBEDDED_GRACE_S = {"shrunk": 0.5, "default": 1.0}
@@ -79,20 +80,18 @@ async def again(cluster: Cluster, agent: Handle, only: ServerProcess) -> tuple[S
 
 
 async def start_after(cluster: Cluster, agent: Handle, dead: ServerProcess) -> tuple[ServerProcess, float]:
-    """Start the process that follows; it, and the seconds from being ready to the agent's next step (may be negative)."""
-    steps, requests = dead_steps(agent), len(agent.requests)
+    """Start the process that follows; it, and the seconds from its being ready to the agent's next step.
+
+    Each step is one request of the agent's single model call.
+    """
+    asked = len(agent.requests)
     following = cluster.make(EVERYTHING, ports=dead.ports)
     await following.start()
-    await until(lambda: len(agent.requests) > requests, "the call is made again", limit_s=30)
+    await agent.asked(asked + 1)
     (line,) = following.log_lines("ready")
     begun = (await agent.steps())[-1]["started_at"]
-    assert len(await agent.steps()) == steps + 1
+    assert len(await agent.steps()) == asked + 1
     return following, float((begun - datetime.fromisoformat(line["timestamp"])).total_seconds())
-
-
-def dead_steps(agent: Handle) -> int:
-    """How many steps there are by now: each is one request of this agent's single model call."""
-    return len(agent.requests)
 
 
 def end_postgres(directory: Path) -> None:

@@ -9,26 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import msgspec
-from aiohttp import web
 
 from omnara.access.tokens import TokenKind, generate
-from omnara.client import Client, Event
+from omnara.client import Client
 from omnara.db.checks import run_checks
-from omnara.ids import IdKind, decode
+from omnara.db.connection import ConnectSettings, ConnKind, connect
 from omnara.testing import (
     Answer,
     Conversation,
-    Entry,
     Fault,
-    Gate,
     GatePoint,
     Match,
     ModelServer,
@@ -39,44 +35,14 @@ from omnara.testing import (
     say,
 )
 from omnara.vault import generate_ring
-from tests.support.processes import ServerProcess
+from tests.support.agent_handle import Handle
+from tests.support.counting_page import CountingPage
+from tests.support.processes import ServerProcess, left_behind
+from tests.support.times import Times
 from tests.support.waiting import until
 
 MODEL = "anthropic/scripted"
 KEY_CHARS = 200
-
-
-class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """The time constants of the servers, in seconds: `env` sets them, the others say what it sets."""
-
-    name: str
-    env: dict[str, str]
-    lease_s: float
-    grace_s: float
-    drain_s: float
-    patience_s: float
-    """How long a test waits for something that takes moments when all is well."""
-
-
-SHRUNK = Times(
-    name="shrunk",
-    env={
-        "OMNARA_WORKER_LEASE": "3s",
-        "OMNARA_WORKER_RENEW": "500ms",
-        "OMNARA_DEATH_GRACE": "3s",
-        "OMNARA_DEATH_GRACE_EMBEDDED": "500ms",
-        "OMNARA_RECONCILE": "1s",
-        "OMNARA_WORKER_DRAIN_TIMEOUT": "3s",
-        "OMNARA_STREAM_SWEEP": "500ms",
-        "OMNARA_MODEL_RETRY_BASE": "50ms",
-        "OMNARA_MODEL_RETRY_CAP": "500ms",
-    },
-    lease_s=3,
-    grace_s=3,
-    drain_s=3,
-    patience_s=30,
-)
-DEFAULT = Times(name="default", env={}, lease_s=30, grace_s=10, drain_s=20, patience_s=90)
 
 
 def chaos_script(conversation: Conversation) -> Answer:
@@ -88,138 +54,6 @@ def chaos_script(conversation: Conversation) -> Answer:
         for block in answer.blocks
     )
     return msgspec.structs.replace(answer, blocks=blocks)
-
-
-class CountingPage:
-    """A web server whose every path is a page; counts the visits of each and holds those that a test wants held."""
-
-    def __init__(self) -> None:
-        self.hits: Counter[str] = Counter()
-        self._held: dict[str, asyncio.Event] = {}
-        self._visited = asyncio.Event()
-        self._runner: web.AppRunner | None = None
-        self.url = ""
-
-    async def __aenter__(self) -> CountingPage:
-        app = web.Application()
-        app.router.add_get("/{name:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = "http://127.0.0.1:%d" % self._runner.addresses[0][1]
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        for event in self._held.values():
-            event.set()
-        assert self._runner is not None
-        await self._runner.cleanup()
-
-    def hold(self, name: str) -> None:
-        """Let visitors of this page wait until `release`."""
-        self._held[name] = asyncio.Event()
-
-    def release(self, name: str) -> None:
-        """Answer those who wait, and all later ones at once."""
-        self._held[name].set()
-
-    async def visited(self, name: str, *, within_s: float = 30.0) -> None:
-        """Wait for the first visit."""
-        await until(lambda: self.hits[name] > 0, f"{name} is fetched", limit_s=within_s)
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        self.hits[name] += 1
-        if name in self._held:
-            await self._held[name].wait()
-        if name.endswith(".html"):
-            text = f"<html><body><main><p>{('The page called ' + name + ' says so. ') * 20}</p></main></body></html>"
-            return web.Response(text=text, content_type="text/html")
-        return web.Response(text=f"page {name}")
-
-
-class Handle:
-    """One agent of a test: its ids, what it was told, and what the outside knows of it."""
-
-    def __init__(self, cluster: Cluster, client: Client, public_id: str, key: str, gate: Gate | None) -> None:
-        self.cluster = cluster
-        self.client = client
-        self.id = public_id
-        self.uuid = decode(IdKind.AGENT, public_id)
-        self.key = key
-        self._gate = gate
-
-    @property
-    def gate(self) -> Gate:
-        """The gate that it was launched with."""
-        assert self._gate is not None, "launched without a gate"
-        return self._gate
-
-    @property
-    def requests(self) -> list[Entry]:
-        """What the model server was asked for this agent."""
-        return self.cluster.model.log.of(self.key)
-
-    async def hot(self) -> asyncpg.Record:
-        """Its hot row."""
-        return await self.cluster.sql.fetchrow("select * from agent_sched where agent_id = $1", self.uuid)
-
-    async def steps(self) -> list[asyncpg.Record]:
-        """Its steps in order."""
-        return list(await self.cluster.sql.fetch("select * from steps where agent_id = $1 order by number", self.uuid))
-
-    async def step_states(self) -> list[tuple[str, str]]:
-        """Kind and state of each step, in order."""
-        return [(row["kind"], row["state"]) for row in await self.steps()]
-
-    async def events(self) -> list[Event]:
-        """Its log, read over HTTP."""
-        return [event async for event in self.client.events(self.id)]
-
-    async def texts(self, kind: str = "model_output") -> list[str]:
-        """The texts of its events of one kind."""
-        return [event.text for event in await self.events() if event.kind == kind]
-
-    async def settled(self, status: str = "idle", *, within_s: float | None = None) -> None:
-        """Wait until it has this status."""
-        limit_s = self.cluster.times.patience_s if within_s is None else within_s
-
-        async def there() -> bool:
-            return bool(
-                await self.cluster.sql.fetchval(
-                    "select status = $2 from agents_overview where agent_id = $1", self.uuid, status
-                )
-            )
-
-        try:
-            await until(there, f"{self.key[:30]} is {status}", limit_s=limit_s)
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {dict(await self.hot())} {await self.step_states()}") from None
-
-    async def until_step(self, number: int, *, within_s: float | None = None) -> asyncpg.Record:
-        """Wait until this step has begun; its row."""
-        limit_s = self.cluster.times.patience_s if within_s is None else within_s
-
-        async def there() -> bool:
-            return bool(
-                await self.cluster.sql.fetchval(
-                    "select exists (select from steps where agent_id = $1 and number = $2)", self.uuid, number
-                )
-            )
-
-        await until(there, f"step {number} begins", limit_s=limit_s)
-        return (await self.steps())[number - 1]
-
-    @contextlib.asynccontextmanager
-    async def locked(self) -> AsyncIterator[None]:
-        """Keep its hot row locked, so that nobody can save, admit or release meanwhile; nothing is changed."""
-        connection = await asyncpg.connect(self.cluster.dsn)
-        try:
-            async with connection.transaction():
-                await connection.execute("select 1 from agent_sched where agent_id = $1 for no key update", self.uuid)
-                yield
-        finally:
-            await connection.close()
 
 
 class Cluster:
@@ -272,11 +106,12 @@ class Cluster:
         for replica in ended:
             replica.kill()
             replica.probes.close()
-        await until(lambda: not any(replica.group for replica in ended), "no process is left behind", limit_s=10)
+        if ended:
+            await until(lambda: not left_behind(ended), "no process is left behind", limit_s=10)
 
     # --- processes --------------------------------------------------------------------------------------
 
-    def environment(self, **more: str) -> dict[str, str]:
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
         """The settings of a process of this cluster; `more` are variables without their prefix."""
         values = {
             "OMNARA_DATABASE_URL": self._given_dsn,
@@ -291,20 +126,27 @@ class Cluster:
         return values | self.times.env | self._settings | {f"OMNARA_{name}": value for name, value in more.items()}
 
     def make(
-        self, roles: str = "worker,maintenance", *, ports: tuple[int, int] | None = None, **more: str
+        self,
+        roles: str = "worker,maintenance",
+        *,
+        ports: tuple[int, int] | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> ServerProcess:
-        """Prepare a process without starting it."""
+        """Prepare a process without starting it. `settings`: variables without their prefix."""
         name = f"{next(self._numbers)}-{roles.split(',')[0]}"
-        replica = ServerProcess(name, self.directory, self.environment(ROLES=roles, **more), ports=ports)
+        environment = self.environment({"ROLES": roles, **(settings or {})})
+        replica = ServerProcess(name, self.directory, environment, ports=ports)
         self.replicas.append(replica)
         return replica
 
-    async def start(self, count: int = 1, roles: str = "worker,maintenance", **more: str) -> list[ServerProcess]:
+    async def start(
+        self, count: int = 1, roles: str = "worker,maintenance", settings: Mapping[str, str] | None = None
+    ) -> list[ServerProcess]:
         """Start processes at once and wait until all are ready. A kept worker that nobody took is ended first."""
         kept, self._kept = self._kept, ()
         for worker in kept:
             worker.kill()
-        made = [self.make(roles, **more) for _ in range(count)]
+        made = [self.make(roles, settings=settings) for _ in range(count)]
         for replica in made:
             replica.launch()
         await asyncio.gather(*(replica.ready() for replica in made))
@@ -392,7 +234,7 @@ class Cluster:
                 asked = [(entry.turn, entry.outcome) for entry in agent.requests]
                 states = await agent.step_states()
                 lines.append(f"{agent.key[:12]} {status} {dict(await agent.hot())}\n  {states[-8:]}\n  {asked[-8:]}")
-        rows = await self.sql.fetch("select id, state from workers where ended_at is null or ended_at > now() - interval '2 min'")
+        rows = await self.sql.fetch("select id, state from workers order by started_at desc limit 12")
         lines += [f"worker {row['id']} {row['state']}" for row in rows]
         lines += [f"--- {one.name} {'alive' if one.alive else 'dead'}\n{one.log_tail(5)}" for one in self.replicas]
         return "\n".join(lines)
@@ -403,8 +245,11 @@ class Cluster:
         """Check every invariant that can be seen from outside, and forget gates, faults and the model's log."""
         self.model.gates.clear()
         self.model.faults.clear()
-        async with self.sql.acquire() as connection:
+        connection = await connect(ConnectSettings(dsn=self.dsn), ConnKind.ADMIN)
+        try:
             broken = [check for check in await run_checks(connection) if check.broken]
+        finally:
+            connection.terminate()
         assert not broken, broken
         bad = [entry for entry in self.model.log.entries if entry.outcome in ("refused", "script_error")]
         assert not bad, [(entry.status, entry.detail) for entry in bad]

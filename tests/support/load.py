@@ -1,4 +1,4 @@
-"""Many busy agents, for as long as a test wants, and the proof afterwards that none of their steps was lost or repeated."""
+"""Many busy agents, for as long as a test wants, and the proof afterwards that no step was lost or repeated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import msgspec
 from omnara.client import Client
 from omnara.domain.content import INTERRUPTED_TEXT
 from omnara.testing import Answer, Conversation, Timing, call, say
-from tests.support.cluster import Cluster, Handle, chaos_script
+from tests.support.agent_handle import Handle
+from tests.support.cluster import Cluster, chaos_script
 
 LAST_WORDS = "all read"
 
@@ -41,9 +42,9 @@ class Load:
         page = f"{self._name}-{text.split()[1]}-{conversation.turn}"
         return msgspec.structs.replace(call("web_fetch", self._cluster.fetch(page)), timing=self._timing)
 
-    def outputs(self) -> int:
-        """How many answers the model has given so far."""
-        return sum(entry.outcome == "answered" for agent in self.agents for entry in agent.requests)
+    async def goes_on(self, *, within_s: float = 30.0) -> None:
+        """Wait until every agent has made another model call."""
+        await asyncio.gather(*(agent.asked(len(agent.requests) + 1, within_s=within_s) for agent in self.agents))
 
     async def end(self) -> None:
         """Let every agent finish, and wait for it."""
@@ -64,7 +65,7 @@ class Load:
             outputs = sum(event.kind == "model_output" for event in events)
             states = await agent.step_states()
             lost = [kind for kind, state in states if state in ("interrupted", "released")]
-            assert set(state for _, state in states) <= {"succeeded", "interrupted", "released"}
+            assert {state for _, state in states} <= {"succeeded", "interrupted", "released"}
             broken += len(lost)
             # Only the calls that were under way when something broke were made again.
             assert 0 <= len(agent.requests) - outputs <= lost.count("model"), (len(agent.requests), states)

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -164,21 +164,14 @@ class ServerProcess:
         return self.process.pid
 
     @property
+    def started(self) -> bool:
+        """Whether it was ever started."""
+        return self._process is not None
+
+    @property
     def alive(self) -> bool:
         """Whether it runs (a stopped one does)."""
         return self._process is not None and self._process.poll() is None
-
-    @property
-    def group(self) -> list[int]:
-        """Ids of the processes that are left in its group, without those that wait to be reaped."""
-        if self._process is None:
-            return []
-        found = []
-        for process in psutil.process_iter(["pid", "status"]):
-            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-                if process.info["status"] != psutil.STATUS_ZOMBIE and os.getpgid(process.info["pid"]) == self.pid:
-                    found.append(process.info["pid"])
-        return found
 
     def log_lines(self, event: str) -> list[dict[str, Any]]:
         """The log lines of one event so far."""
@@ -206,9 +199,12 @@ class ServerProcess:
     async def readyz(self) -> int:
         """The status of /readyz; 0 when nobody answers."""
         try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-                async with session.get(f"{self.ops_url}/readyz") as response:
-                    return response.status
+            timeout = aiohttp.ClientTimeout(total=5)
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(f"{self.ops_url}/readyz") as response,
+            ):
+                return response.status
         except (aiohttp.ClientError, TimeoutError):
             return 0
 
@@ -218,6 +214,32 @@ class ServerProcess:
         for line in self.log_file.read_text(errors="replace").splitlines():
             with contextlib.suppress(msgspec.DecodeError):
                 yield msgspec.json.decode(line, type=dict[str, Any])
+
+
+def left_behind(servers: Sequence[ServerProcess]) -> list[int]:
+    """Ids of processes that are left in the groups of these servers, without those that wait to be reaped."""
+    groups = {server.pid for server in servers if server.started}
+    found = []
+    for process in psutil.process_iter(["pid", "status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if process.info["status"] != psutil.STATUS_ZOMBIE and os.getpgid(process.info["pid"]) in groups:
+                found.append(process.info["pid"])
+    return found
+
+
+async def first_at(servers: Sequence[ServerProcess], name: str, **fields: Any) -> ServerProcess:
+    """Return the process that reaches this point first, from now on."""
+    waits = {
+        asyncio.create_task(server.probes.wait(name, after=len(server.probes.points), **fields)): server
+        for server in servers
+    }
+    done, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    first = done.pop()
+    first.result()
+    return waits[first]
 
 
 def free_ports() -> tuple[int, int]:

@@ -1,0 +1,38 @@
+"""The time constants under which servers are broken: shrunk for every run, the defaults for `make chaos`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """The time constants of the servers, in seconds: `env` sets them, the others say what it sets."""
+
+    name: str
+    env: dict[str, str]
+    lease_s: float
+    grace_s: float
+    drain_s: float
+    patience_s: float
+    """How long a test waits for something that takes moments when all is well."""
+
+
+SHRUNK = Times(
+    name="shrunk",
+    env={
+        "OMNARA_WORKER_LEASE": "3s",
+        "OMNARA_WORKER_RENEW": "500ms",
+        "OMNARA_DEATH_GRACE": "3s",
+        "OMNARA_DEATH_GRACE_EMBEDDED": "500ms",
+        "OMNARA_RECONCILE": "1s",
+        "OMNARA_WORKER_DRAIN_TIMEOUT": "3s",
+        "OMNARA_STREAM_SWEEP": "500ms",
+        "OMNARA_MODEL_RETRY_BASE": "50ms",
+        "OMNARA_MODEL_RETRY_CAP": "500ms",
+    },
+    lease_s=3,
+    grace_s=3,
+    drain_s=3,
+    patience_s=30,
+)
+DEFAULT = Times(name="default", env={}, lease_s=30, grace_s=10, drain_s=20, patience_s=90)
