@@ -8,6 +8,7 @@ silent instead, and the lease is what notices.
 from __future__ import annotations
 
 import asyncio
+import time
 from uuid import UUID
 
 import asyncpg
@@ -354,6 +355,24 @@ async def test_a_silent_network_is_noticed_by_the_lease_and_the_late_worker_save
         await until(lambda: first.worker.running == 0, "and has stopped its step")
         assert await step_states(engine, agent) == ["interrupted", "succeeded"]
         assert [kind for _, kind, _ in await engine.events(agent)].count("model_output") == 1
+
+
+async def test_a_blocked_event_loop_does_not_lose_the_lease(database: str) -> None:
+    """Synchronous work holds the loop for longer than a lease: the thread renews, and the other's thread looks on."""
+    talker = Talker()
+    async with engine_on(database, talker) as engine:
+        [agent] = await engine.add_agents()
+        first, second = await engine.start(2, worker_lease_s=0.6, worker_renew_s=0.1)
+        await engine.say(agent)
+        await until(lambda: talker.calls == 1, "the model is being called")
+        ids = {first.identity.worker_id, second.identity.worker_id}
+        time.sleep(1.0)  # noqa: ASYNC251 - this is the fault that is tested
+        states = await engine.sql.fetch("select id, state from workers")
+        assert {row["id"] for row in states} == ids
+        assert {row["state"] for row in states} == {"live"}
+        talker.go.set()
+        await engine.until_idle(agent)
+        assert await step_states(engine, agent) == ["succeeded"]
 
 
 # --- C: claims of the dead are always released ------------------------------------------------------------
