@@ -13,9 +13,9 @@ from typing import Any, Literal, assert_never
 import msgspec
 
 from omnara.domain.advance import NewCall, NewInteraction
-from omnara.domain.content import ResultBlock
+from omnara.domain.content import ResultBlock, StructuredDataBlock, TextBlock
 from omnara.domain.events import Outcome
-from omnara.domain.text import clean
+from omnara.domain.text import clean, clean_text
 from omnara.engine.plan import StepPlan, ToolPolicy
 from omnara.ids import new_uuid
 from omnara.providers.protocol import RequestedCall
@@ -101,9 +101,14 @@ def _form(requested: RequestedCall, kind: Literal["permission", "question"], for
 
 def result_blocks(result: ToolResult) -> list[ResultBlock]:
     """The blocks of a result, cleaned of what Postgres and providers refuse."""
-    return [msgspec.structs.replace(block, **_cleaned(block)) for block in result.content_blocks]
+    return [_cleaned(block) for block in result.content_blocks]
 
 
-def _cleaned(block: ResultBlock) -> dict[str, Any]:
-    fields = {"text": getattr(block, "text", None), "value": getattr(block, "value", None)}
-    return {name: clean(value) for name, value in fields.items() if name in block.__struct_fields__}
+def _cleaned(block: ResultBlock) -> ResultBlock:
+    if isinstance(block, TextBlock):
+        text = clean_text(block.text)
+        return block if text is block.text else TextBlock(text, block.metadata)
+    if isinstance(block, StructuredDataBlock):
+        value = clean(block.value)
+        return block if value is block.value else StructuredDataBlock(value, block.metadata)
+    return block

@@ -180,9 +180,22 @@ def _extent(value: Any) -> tuple[int, int, int]:
 
 
 _cache: OrderedDict[str, _Compiled | InvalidSchema] = OrderedDict()
+_known: OrderedDict[int, tuple[Mapping[str, Any], _Compiled]] = OrderedDict()
+"""Schemas by identity, each kept alive by its entry: those of compiled configs and of the registry never change."""
 
 
 def _compile(schema: Mapping[str, Any]) -> _Compiled:
+    known = _known.get(id(schema))
+    if known is not None:
+        return known[1]
+    compiled = _compile_text(schema)
+    _known[id(schema)] = (schema, compiled)
+    if len(_known) > _CACHE_ENTRIES:
+        _known.popitem(last=False)
+    return compiled
+
+
+def _compile_text(schema: Mapping[str, Any]) -> _Compiled:
     try:
         text = json.dumps(schema, ensure_ascii=False)
     except (RecursionError, ValueError, TypeError) as error:

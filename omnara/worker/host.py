@@ -12,6 +12,7 @@ from omnara.engine.deps import Deps
 from omnara.engine.plan import PlanSource
 from omnara.tools.protocol import ToolContext
 from omnara.worker.context_cache import ContextCache
+from omnara.worker.counters import StepCounters
 from omnara.worker.saver import Saver
 
 
@@ -23,6 +24,7 @@ class RunHost(Protocol):
     plans: PlanSource
     cache: ContextCache
     tools: ToolContext
+    counters: StepCounters
     worker_id: UUID
 
     def reading(self) -> AbstractAsyncContextManager[Connection]:
@@ -33,6 +35,9 @@ class RunHost(Protocol):
 
     async def may_start_effects(self) -> None:
         """Wait while the worker's identity is detached: no new effects meanwhile."""
+
+    def cleared(self, claim: Claim) -> None:
+        """An agent whose worker had died has saved a step: it is no suspect any more."""
 
     def released(self, claim: Claim, *, ready: bool, ready_s: float | None) -> None:
         """The claim was given back; `ready`: somebody should claim the agent now, else after `ready_s` if not None."""

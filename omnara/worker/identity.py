@@ -198,10 +198,10 @@ class Identity:
         assert self._stop is not None
         next_renewal = monotonic() + jittered(self._times.renew_s)
         while not self._stop.is_set():
-            await self._pause(jittered(self._times.probe_s))
             if connection.is_closed():
                 raise ConnectionError("the session ended")
             await self._look_around(connection)
+            await self._pause(jittered(self._times.probe_s))
             if monotonic() >= next_renewal and self._main_runs():
                 started = monotonic()
                 if not await db.renew_lease(connection, self.worker_id, self._times.lease_s):

@@ -92,6 +92,8 @@ class AgentRun:
                 else:
                     self.running = await self._tools_step(self.running)
                 self.claim.steps_done += 1
+                if self.claim.deaths:
+                    self._host.cleared(self.claim)
         except (DamagedLog, DataRefused, msgspec.MsgspecError) as damage:
             if isinstance(self.running, ToolsBegun):
                 raise  # the running calls must get their results: the worker gives the claim back
@@ -157,7 +159,7 @@ class AgentRun:
             outcome = await call_model(self._deps, self.claim.agent_id, begun, plan, entry)
         except DamagedReplay as damage:
             raise DamagedLog([damage.sequence], str(damage)) from damage
-        self._deps.metrics.model_attempts.labels(outcome.kind if isinstance(outcome, Failed) else "none").inc()
+        self._host.counters.attempt(outcome.kind if isinstance(outcome, Failed) else "none")
         if isinstance(outcome, Completed):
             return await self._save_output(begun, plan, outcome)
         return await self._save_failed(begun, plan, outcome)
@@ -256,7 +258,7 @@ class AgentRun:
         if not isinstance(done, Advanced):
             log.info("claim_lost")
             if kind is not None:
-                self._deps.metrics.steps.labels(kind, "lost").inc()
+                self._host.counters.step(kind, "lost")
             return None
         self._count(item, kind, outcome)
         self.claim.follow(done)
@@ -273,9 +275,9 @@ class AgentRun:
     def _count(self, item: Advance, kind: str | None, outcome: str) -> None:
         now = monotonic()
         if kind is not None:
-            self._deps.metrics.steps.labels(kind, outcome).inc()
+            self._host.counters.step(kind, outcome)
             if item.close is not None:
-                self._deps.metrics.step_s.labels(kind).observe(now - self._started)
+                self._host.counters.took(kind, now - self._started)
         if item.mode != "hold":
             self._started = now
 

@@ -42,11 +42,12 @@ class SaverFull(Exception):
 
 
 class _Pending:
-    __slots__ = ("done", "item")
+    __slots__ = ("done", "item", "size")
 
     def __init__(self, item: Advance, done: asyncio.Future[AdvanceOutcome]) -> None:
         self.item = item
         self.done = done
+        self.size = item.size
 
 
 class Saver:
@@ -73,14 +74,14 @@ class Saver:
     async def save(self, item: Advance) -> AdvanceOutcome:
         """Save one agent's advance and return what became of it.
 
-        Safe to cancel: the save itself goes on (it is shielded), only the waiting ends. Raises DataRefused when the
-        content cannot be stored, SaverFull when too much waits for a Postgres that is away.
+        Safe to cancel: the save itself goes on in the queue's own task, only the waiting ends. Raises DataRefused when
+        the content cannot be stored, SaverFull when too much waits for a Postgres that is away.
         """
-        if self._bytes + item.size > self._max_bytes:
-            raise SaverFull(f"{self._bytes} bytes of results wait for Postgres")
         pending = _Pending(item, asyncio.get_running_loop().create_future())
+        if self._bytes + pending.size > self._max_bytes:
+            raise SaverFull(f"{self._bytes} bytes of results wait for Postgres")
         self._put(pending)
-        return await asyncio.shield(pending.done)
+        return await pending.done
 
     async def run(self) -> None:
         """Serve the queue until cancelled; what still waits then is left to the reconcile of another process."""
@@ -94,7 +95,7 @@ class Saver:
 
     def _put(self, pending: _Pending) -> None:
         self._queue.append(pending)
-        self._bytes += pending.item.size
+        self._bytes += pending.size
         self._some.set()
 
     async def _serve(self, holder: Dedicated) -> None:
@@ -114,8 +115,8 @@ class Saver:
                 break
             pending = self._queue.popleft()
             agents.add(pending.item.agent_id)
-            self._bytes -= pending.item.size
-            size += pending.item.size
+            self._bytes -= pending.size
+            size += pending.size
             batch.append(pending)
         if not self._queue:
             self._some.clear()

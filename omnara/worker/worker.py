@@ -30,10 +30,12 @@ from omnara.service import Tasks
 from omnara.tools.protocol import ToolContext
 from omnara.worker.claimer import Claimer
 from omnara.worker.context_cache import ContextCache
+from omnara.worker.counters import StepCounters
 from omnara.worker.identity import Identity
 from omnara.worker.loop_watch import watch_loop
-from omnara.worker.reconcile import UNKNOWN_CLAIM_AGE_S, Key, Reconciler
+from omnara.worker.reconcile import UNKNOWN_CLAIM_AGE_S, Reconciler
 from omnara.worker.run import AgentRun
+from omnara.worker.runs import Runs
 from omnara.worker.saver import Saver, SaverFull
 
 log = get_logger(__name__)
@@ -44,7 +46,7 @@ FAULT_PAUSE_S: Final = 1.0
 
 
 class Worker:
-    """A `Service`. Shares the claimer's connection with nobody but the hints. One per process."""
+    """A `Service`, one per process. Shares the claimer's connection with nobody but the hints."""
 
     name = "worker"
     worker_id: UUID
@@ -65,19 +67,20 @@ class Worker:
         settings = deps.settings
         self.saver = Saver(database, max_waiting_bytes=settings.unsaved_results_bytes, sizes=deps.metrics.saves)
         self.cache = ContextCache(settings.context_cache_bytes)
+        self.counters = StepCounters(deps.metrics)
         self._identity = identity
         self._bus = bus
         self._connection = connection
+        self._runs = Runs(settings.worker_capacity)
         self._claimer = Claimer(
             connection,
             sweep_s=settings.claim_sweep_s,
             yield_s=settings.claim_yield_s,
-            room=self._room,
-            suspects_ok=self._suspects_ok,
+            room=self._runs.room,
+            suspects_ok=self._runs.suspects_ok,
             take=self._take,
         )
         self._tasks = Tasks()
-        self._runs: dict[UUID, tuple[AgentRun, asyncio.Task[None]]] = {}
         self._attached = asyncio.Event()
         self._draining = False
         self._release_after_s = min(UNKNOWN_CLAIM_AGE_S, settings.reconcile_s)
@@ -106,11 +109,11 @@ class Worker:
         """Claim nothing more, let steps be saved until `deadline`, then release what still runs."""
         self._draining = True
         self._claimer.pause()
-        running = [task for _, task in self._runs.values()]
+        running = [task for _, task in self._runs]
         if running:
             await asyncio.wait(running, timeout=deadline.remaining_s)
-        left = [run for run, task in self._runs.values() if not task.done()]
-        await self._cancel_runs()
+        left = [run for run, task in self._runs if not task.done()]
+        await self._runs.cancel()
         if left:
             log.info("steps_released", count=len(left))
             await asyncio.gather(*(self._release(run.claim) for run in left))
@@ -118,7 +121,7 @@ class Worker:
     async def stop(self) -> None:
         """End at once. Claims that are still held are released by another process."""
         self._claimer.pause()
-        await self._cancel_runs()
+        await self._runs.cancel()
         await self._tasks.close()
 
     # --- what the identity says ---------------------------------------------------------------------------
@@ -141,7 +144,7 @@ class Worker:
     def declared_dead(self, worker_id: UUID) -> None:
         """Everything that runs belongs to somebody else now."""
         log.error("declared_dead", worker_id=str(worker_id), runs=len(self._runs))
-        for _, task in self._runs.values():
+        for _, task in self._runs:
             task.cancel()
 
     def deaths(self, worker_ids: Sequence[UUID]) -> None:
@@ -165,6 +168,11 @@ class Worker:
         """Wait until the identity is attached."""
         await self._attached.wait()
 
+    def cleared(self, claim: Claim) -> None:
+        """The next suspect may start at once."""
+        claim.deaths = 0
+        self._claimer.poke()
+
     def released(self, claim: Claim, *, ready: bool, ready_s: float | None) -> None:
         """Look again at once, or when the parked retry falls due."""
         if ready:
@@ -183,18 +191,12 @@ class Worker:
         """There may be work for this process."""
         self._claimer.poke()
 
-    def _room(self) -> int:
-        return self.deps.settings.worker_capacity - len(self._runs)
-
-    def _suspects_ok(self) -> bool:
-        return not any(run.claim.deaths and not run.claim.steps_done for run, _ in self._runs.values())
-
     def _take(self, claim: Claim) -> None:
         self.deps.metrics.claims.inc()
         previous = self._runs.get(claim.agent_id)
         run = AgentRun(self, claim)
         task = self._tasks.spawn(self._run(run, previous[1] if previous else None), f"run:{claim.agent_id}")
-        self._runs[claim.agent_id] = (run, task)
+        self._runs.add(run, task)
         task.add_done_callback(lambda _: self._ended(run))
 
     async def _run(self, run: AgentRun, previous: asyncio.Task[None] | None) -> None:
@@ -215,11 +217,7 @@ class Worker:
                 await self._release(run.claim)
 
     def _ended(self, run: AgentRun) -> None:
-        full = self._room() <= 0
-        current = self._runs.get(run.claim.agent_id)
-        if current is not None and current[0] is run:
-            del self._runs[run.claim.agent_id]
-        if full:
+        if self._runs.discard(run):
             self._claimer.poke()
 
     async def _release(self, claim: Claim | HeldClaim) -> None:
@@ -229,13 +227,6 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - Postgres is away, or this agent's data is at fault: not the others'
             log.warning("claim_not_released", agent_id=str(claim.agent_id), error=repr(error))
         self._claimer.poke()
-
-    async def _cancel_runs(self) -> None:
-        tasks = [task for _, task in self._runs.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
 
     # --- loops --------------------------------------------------------------------------------------------
 
@@ -284,9 +275,9 @@ class Worker:
                     log.warning("reconcile_unavailable", error=str(error))
 
     async def _reconcile(self) -> None:
-        before = self._keys()
+        before = self._runs.keys()
         held = {(claim.agent_id, claim.claim_token): claim for claim in await self._held()}
-        difference = self._reconciler.compare(before, held, self._keys())
+        difference = self._reconciler.compare(before, held, self._runs.keys())
         for agent_id, token in difference.stop:
             entry = self._runs.get(agent_id)
             if entry is not None and entry[0].claim.claim_token == token:
@@ -298,9 +289,6 @@ class Worker:
             asyncio.get_running_loop().call_later(self._release_after_s, self._reconcile_now.set)
         probes.hit("reconciled", held=len(held), runs=len(before))
 
-    def _keys(self) -> list[Key]:
-        return [(agent_id, run.claim.claim_token) for agent_id, (run, _) in self._runs.items()]
-
     def _loop_ran(self, lag_s: float) -> None:
         """Show that the loop runs, and stop the effects of an identity that stays away."""
         self.deps.metrics.loop_lag_s.observe(lag_s)
@@ -308,6 +296,6 @@ class Worker:
         self._identity.main_alive = monotonic()
         away_s = monotonic() - self._identity.last_renewal
         if not self._attached.is_set() and away_s > self.deps.settings.worker_lease_s * 2 / 3:
-            for run, task in self._runs.values():
+            for run, task in self._runs:
                 if run.effects:  # finished results are kept and offered: the fence judges
                     task.cancel()

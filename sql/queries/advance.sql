@@ -132,7 +132,7 @@ admitted as (
     resolved_at = statement_timestamp()
   from unnest($64::bigint[], $65::uuid[], $66::integer[]) as a (ord, id, position)
   join u on u.ord = a.ord
-  where u.begun and n.agent_id = u.agent_id and n.id = a.id and n.state = 'received'
+  where u.begun and n.agent_id = u.agent_id and n.id = a.id and n.event_sequence is null
 )
 select u.ord, u.begun, u.kept, u.first_sequence, u.next_sequence, u.inputs_gen, u.turn_id, u.turn_sequence, u.step_number,
        u.batch_sequence, u.ready_at is not null as ready, statement_timestamp() as saved_at

@@ -1,7 +1,7 @@
 -- name: claim_agents
 -- Take up to $2 of the agents that have been ready longest, as live worker $1. $3 is the lower bound of the scan
 -- (the last claimed ready_at minus 1 s, or -infinity once a second): dead index entries before it are not walked.
--- Suspects (agents whose last worker died) are taken only when $5, one at a time.
+-- Suspects (agents whose last two workers died) are taken only when $5, one at a time.
 -- Index: agent_sched_ready, workers_pkey.
 with w as (
   select id from workers where id = $1 and state = 'live' for share
@@ -9,10 +9,10 @@ with w as (
 c as materialized (
   select s.agent_id from agent_sched s, w
   where s.worker_id is null and s.gate = 'open' and s.ready_at >= $3 and s.ready_at <= statement_timestamp()
-    and (s.deaths = 0 or ($5 and s.agent_id = any(array(
+    and (s.deaths <= 1 or ($5 and s.agent_id = any(array(
       select p.agent_id from agent_sched p
       where p.worker_id is null and p.gate = 'open' and p.ready_at >= $3 and p.ready_at <= statement_timestamp()
-        and p.deaths > 0
+        and p.deaths > 1
       order by p.ready_at, p.agent_id limit 1 for no key update skip locked))))
   order by s.ready_at, s.agent_id limit $2
   for no key update of s skip locked
