@@ -1,4 +1,4 @@
-"""`omnara models`: the model catalogue, written in the database directly."""
+"""`omnara models`: the model catalogue, written in the database directly, and what providers say of theirs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import msgspec
 from omnara.cli.output import json_option, print_json, print_table, run
 
 if TYPE_CHECKING:
+    from omnara.db.catalog import ListedModel
     from omnara.db.pool import ApiPool
     from omnara.engine.model_admin import ProviderSpec
+    from omnara.providers.probe import Catalogue, ProbeTarget
     from omnara.vault import KeyRing
 
 T = TypeVar("T")
@@ -25,7 +27,7 @@ _AUTH = {"anthropic": "api_key_header", "openai-chat": "bearer_token"}
 
 @click.group("models")
 def command() -> None:
-    """Add and list models. ANTHROPIC_API_KEY and OPENAI_API_KEY at a server's start add the well-known ones.
+    """Add, list and probe models. ANTHROPIC_API_KEY and OPENAI_API_KEY at a server's start add the well-known ones.
 
     Works on the database directly (OMNARA_DATABASE_URL, else the embedded one), beside a running server, which sees a
     new model within a second.
@@ -33,6 +35,7 @@ def command() -> None:
     \b
     Examples:
       omnara models list
+      omnara models probe anthropic
       omnara models add local/llama --format openai-chat --base-url http://10.0.0.5:8000/v1 --context 128000
       echo "$KEY" | omnara models add acme/large --format openai-chat --base-url https://api.acme.example/v1 --key-stdin
     """
@@ -81,6 +84,71 @@ def list_models_(as_json: bool) -> None:
     print_table(
         ("model", "format", "endpoint", "context", "output"), shown, empty="no models; see omnara models --help"
     )
+
+
+@command.command("probe")
+@click.argument("provider")
+@json_option
+def probe(provider: str, as_json: bool) -> None:
+    """Ask a provider which models it offers, with its stored key, and mark those that are configured.
+
+    Tells whether key and endpoint work. Changes nothing, retries nothing, takes ten seconds at most.
+
+    \b
+    Examples:
+      omnara models probe anthropic
+      omnara models probe local --json | jq -r '.models[] | select(.configured == []) | .slug'
+    """
+    from omnara.app.addresses import address_check, allow_list
+    from omnara.engine.bootstrap import default_org
+    from omnara.engine.model_admin import list_models, probe_target
+    from omnara.providers.probe import ProbeFailed, probe_models
+    from omnara.settings import load
+
+    async def stored(pool: ApiPool, ring: KeyRing) -> tuple[ProbeTarget, list[ListedModel]]:
+        org_id = (await default_org(pool)).org_id
+        return await probe_target(pool, ring, org_id, provider), await list_models(pool, org_id)
+
+    target, listed = _with_pool(stored)
+    found = run(probe_models(target, check_address=address_check(allow_list(load()))))
+    if isinstance(found, ProbeFailed):
+        refused = _Away if found.reason in ("connection", "timeout") else click.ClickException
+        raise refused(f"{provider}: {found.message}")
+    _show_catalogue(provider, target.base_url, found, listed, as_json=as_json)
+
+
+class _Away(click.ClickException):
+    """The provider does not answer; it may later."""
+
+    exit_code = 3
+
+
+def _show_catalogue(
+    provider: str, endpoint: str, found: Catalogue, listed: list[ListedModel], *, as_json: bool
+) -> None:
+    names: dict[str, list[str]] = {}
+    for model in listed:
+        if model.provider_config == provider:
+            names.setdefault(model.provider_model_slug, []).append(f"{provider}/{model.name}")
+    models = [{"slug": slug, "configured": names.get(slug, [])} for slug in found.slugs]
+    missing = sorted(names.keys() - set(found.slugs)) if found.complete else []
+    if as_json:
+        print_json(
+            {
+                "provider": provider,
+                "endpoint": endpoint,
+                "complete": found.complete,
+                "models": models,
+                "not_offered": missing,
+            }
+        )
+        return
+    rows = [{"slug": slug, "configured as": ", ".join(names.get(slug, []))} for slug in found.slugs]
+    print_table(("slug", "configured as"), rows, empty=f"{endpoint} offers no models")
+    if not found.complete:
+        click.echo(f"… and more than these {len(found.slugs)}")
+    if missing:
+        click.echo(f"configured, but not offered: {', '.join(missing)}")
 
 
 @command.command("add")
@@ -151,11 +219,11 @@ def _provider(name: str, wire: str, base_url: str) -> ProviderSpec:
 
 def _checked(base_url: str) -> str:
     """Return the URL as it is stored. Raises UsageError for one that the server would not call."""
+    from omnara.app.addresses import allow_list
     from omnara.settings import load
-    from omnara.tools.allow_list import parse_allow_list
     from omnara.tools.ssrf import UrlRefused, check_endpoint
 
     try:
-        return str(check_endpoint(base_url, parse_allow_list(",".join(load().allowed_private_hosts)))).rstrip("/")
+        return str(check_endpoint(base_url, allow_list(load()))).rstrip("/")
     except (UrlRefused, OSError) as error:
         raise click.UsageError(f"--base-url: {error}; private hosts need OMNARA_ALLOWED_PRIVATE_HOSTS") from error

@@ -26,7 +26,7 @@ _COMMANDS: Final[Mapping[str, _Entry]] = {
     "serve": _Entry("omnara.cli.serve", "Run the server: API, workers and maintenance in one process."),
     "agents": _Entry("omnara.cli.agents", "Launch, list and steer agents on a running server."),
     "keys": _Entry("omnara.cli.keys", "Create, list and revoke API keys (in the database)."),
-    "models": _Entry("omnara.cli.models", "Add and list models (in the database)."),
+    "models": _Entry("omnara.cli.models", "Add, list and probe models (in the database)."),
     "migrate": _Entry("omnara.cli.migrate", "Bring the database's schema up to date."),
     "doctor": _Entry("omnara.cli.doctor", "Check settings, database, locks, notifications and data."),
     "mock-model": _Entry("omnara.cli.mock_model", "Serve a scripted model over HTTP, for tests without a provider."),

@@ -16,8 +16,10 @@ from omnara.db.connection import Connection
 from omnara.db.pool import ApiPool
 from omnara.db.secrets import SealedRow
 from omnara.engine.catalog import SECRET_FIELD, open_secret
-from omnara.errors import Conflict, InvalidRequest
+from omnara.errors import ConfigurationError, Conflict, InvalidRequest, NotFound
 from omnara.ids import new_uuid
+from omnara.providers.probe import ProbeTarget
+from omnara.providers.protocol import ApiKey
 from omnara.vault import KeyRing, Secret, SecretUnreadable, seal, secret_aad
 
 
@@ -106,6 +108,30 @@ async def list_models(db: ApiPool, org_id: UUID) -> list[ListedModel]:
     """Return an organization's models by provider and name."""
     async with db.acquire() as connection:
         return await catalog.list_models(connection, org_id)
+
+
+async def probe_target(db: ApiPool, ring: KeyRing, org_id: UUID, provider: str) -> ProbeTarget:
+    """Return where and with which key a provider's catalogue is asked. Own connection, given back before the probe.
+
+    Raises NotFound for a provider that there is none of, ConfigurationError when its key does not open, Unavailable.
+    """
+    async with db.acquire() as connection:
+        found = await catalog.find_provider(connection, org_id, provider)
+        if found is None:
+            raise NotFound(f"provider {provider}; `omnara models list` shows those that there are")
+        sealed = None if found.secret_id is None else await secrets.current_version(connection, found.secret_id)
+    try:
+        key = None if sealed is None else ApiKey(open_secret(ring, sealed))
+    except SecretUnreadable as error:
+        raise ConfigurationError(
+            f"the key of {provider} cannot be read with this key ring; see `omnara doctor`"
+        ) from error
+    return ProbeTarget(
+        api_format=found.api_format,
+        base_url=found.base_url,
+        auth_kind="api_key_header" if found.auth_kind == "api_key_header" else "bearer_token",
+        api_key=key,
+    )
 
 
 async def _update(

@@ -98,8 +98,11 @@ async def _timed(*arguments: str) -> float:
 
 @pytest.mark.parametrize(
     "command",
-    ["serve", "demo", "agents", "keys", "models", "migrate", "doctor", "mock-model", "settings", "agents launch"],
-)
+    [
+        "serve", "demo", "agents", "keys", "models", "migrate", "doctor", "mock-model", "settings", "agents launch",
+        "models probe",
+    ],
+)  # fmt: skip
 async def test_every_command_explains_itself_with_an_example(command: str) -> None:
     done = await omnara(*command.split(), "--help")
     assert done.code == 0
@@ -257,6 +260,44 @@ async def test_models_are_added_with_a_key_from_standard_input(caller: dict[str,
         "models", "add", "x/y", "--format", "anthropic", "--base-url", "http://10.1.2.3/v1", environment=caller
     )
     assert (private.code, "OMNARA_ALLOWED_PRIVATE_HOSTS" in private.err) == (2, True)
+
+
+async def test_models_are_probed_and_those_configured_are_marked(caller: dict[str, str], model: ModelServer) -> None:
+    endpoint = f"{model.url}/v1"
+    for name, slug in (("one", "scripted"), ("old", "gone-1")):
+        added = await omnara(
+            "models", "add", f"lab/{name}", "--format", "openai-chat", "--base-url", endpoint, "--slug", slug,
+            "--key-stdin", environment=caller, stdin="canary-key\n",
+        )  # fmt: skip
+        assert added.code == 0, added.err
+    probed = await omnara("models", "probe", "lab", "--json", environment=caller)
+    assert probed.json() == {
+        "provider": "lab",
+        "endpoint": endpoint,
+        "complete": True,
+        "models": [{"slug": "scripted", "configured": ["lab/one"]}],
+        "not_offered": ["gone-1"],
+    }
+    table = await omnara("models", "probe", "lab", environment=caller)
+    assert table.code == 0
+    assert [line.split() for line in table.out.splitlines()[1:]] == [
+        ["scripted", "lab/one"],
+        ["configured,", "but", "not", "offered:", "gone-1"],
+    ]
+    assert (await omnara("models", "probe", "anthropic", environment=caller)).out.count("scripted") >= 1
+    assert "canary" not in probed.out + probed.err + table.out + table.err
+    unknown = await omnara("models", "probe", "nobody", environment=caller)
+    assert (unknown.code, "omnara models list" in unknown.err) == (1, True)
+    closed = caller | {"OMNARA_ALLOWED_PRIVATE_HOSTS": "127.0.0.1:1"}
+    refused = await omnara("models", "probe", "lab", environment=closed)
+    assert (refused.code, "OMNARA_ALLOWED_PRIVATE_HOSTS" in refused.err) == (1, True)
+
+
+async def test_a_server_says_which_endpoint_of_its_environment_it_will_not_call(tmp_path: Path) -> None:
+    values = {"ANTHROPIC_API_KEY": "k", "ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "OMNARA_DATA_DIR": str(tmp_path)}
+    done = await omnara("serve", environment=values)
+    assert (done.code, "ANTHROPIC_BASE_URL" in done.err, "OMNARA_ALLOWED_PRIVATE_HOSTS" in done.err) == (2, True, True)
+    assert list(tmp_path.iterdir()) == [], "before anything was set up"
 
 
 async def test_the_doctor_and_migrate_find_a_healthy_database(caller: dict[str, str]) -> None:

@@ -256,6 +256,20 @@ async def test_a_changed_model_gets_a_new_revision(engine: Engine) -> None:
         await model_admin.add_model(deps.db, deps.ring, org, LAB, None, "small", bad)
 
 
+async def test_a_probe_uses_the_stored_key_and_endpoint(engine: Engine) -> None:
+    deps, org = engine.deps, engine.project.org_id
+    await model_admin.add_model(deps.db, deps.ring, org, LAB, Secret("sk-lab-two"), "small", FACTS)
+    target = await model_admin.probe_target(deps.db, deps.ring, org, LAB.name)
+    assert (target.api_format, target.base_url, target.auth_kind) == (LAB.api_format, LAB.base_url, LAB.auth_kind)
+    assert target.api_key is not None
+    assert target.api_key.reveal() == "sk-lab-two"
+    assert "sk-lab-two" not in repr(target)
+    with pytest.raises(ConfigurationError, match="omnara doctor"):
+        await model_admin.probe_target(deps.db, generate_ring(), org, LAB.name)
+    with pytest.raises(NotFound, match="nobody"):
+        await model_admin.probe_target(deps.db, deps.ring, org, "nobody")
+
+
 class Clock:
     """A clock that a test moves."""
 
