@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -81,6 +81,22 @@ class HintService:
     def cancel(self, agent_ids: Iterable[UUID]) -> None:
         """Work of these agents was taken away."""
         self.sender.cancel(str(agent_id) for agent_id in agent_ids)
+
+    # --- what the identity says ---------------------------------------------------------------------------
+
+    def attached(self, worker_id: UUID, *, is_new: bool) -> None:
+        """Another identity needs its lock on the LISTEN connection too, or one lost session would be its death."""
+        if is_new:
+            self.listener.reconnect()
+
+    def detached(self) -> None:
+        """The LISTEN connection may still be there; the identity says when it matters."""
+
+    def declared_dead(self, worker_id: UUID) -> None:
+        """A new identity follows."""
+
+    def deaths(self, worker_ids: Sequence[UUID]) -> None:
+        """Of no concern here."""
 
     # --- service ------------------------------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ def build(
     services: list[Service] = [pools, *([IdentityService(identity)] if works else [])]
     services += [hints, FeedLink(feed, hints.sender, hints.bus)]
     if works:
+        identity.listen(hints)
         orphans = OrphanSweep(deps)
         identity.listen(orphans)
         services.append(orphans)

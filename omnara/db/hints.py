@@ -160,6 +160,7 @@ class HintListener:
         self._on_connect = on_connect
         self._on_lost = on_lost
         self._heartbeat_s = heartbeat_s
+        self._conn: Connection | None = None
         self._listening = asyncio.Event()
         self.connects = 0
         self.unreadable = 0
@@ -168,6 +169,11 @@ class HintListener:
     def connected(self) -> bool:
         """Whether notifications can arrive at this moment, as far as is known."""
         return self._listening.is_set()
+
+    def reconnect(self) -> None:
+        """Drop the connection and make a new one, for which `on_connect` runs again. Returns at once."""
+        if self._conn is not None:
+            self._conn.terminate()
 
     async def wait_listening(self) -> None:
         """Wait until the connection listens; for start-up and tests."""
@@ -190,7 +196,7 @@ class HintListener:
 
     async def _listen_once(self) -> None:
         """Connect, listen, and return or raise when the connection is no longer any good."""
-        conn = await connect(self._settings, ConnKind.LISTEN)
+        conn = self._conn = await connect(self._settings, ConnKind.LISTEN)
         try:
             ended = asyncio.Event()
             conn.add_termination_listener(lambda _conn: ended.set())
