@@ -64,6 +64,11 @@ async def release(conn: Connection, key: int) -> bool:
     return bool(await conn.fetchval(_SQL["release"], key))
 
 
+async def release_all(conn: Connection) -> None:
+    """Give back every session lock that this connection holds."""
+    await conn.execute(_SQL["release_all"])
+
+
 async def hold_identity(conn: Connection, key: int, *, timeout_s: float = 2.0) -> bool:
     """Take a worker's own key, shared, on `conn`; both direct connections do this on every (re)connect.
 

@@ -20,7 +20,7 @@ from omnara import __version__
 from omnara.clock import Backoff, jittered, monotonic
 from omnara.db import workers as db
 from omnara.db.connection import Connection, ConnectSettings, ConnKind, connect
-from omnara.db.locks import hold_identity, worker_key
+from omnara.db.locks import hold_identity, release_all, worker_key
 from omnara.ids import new_uuid
 from omnara.log import get_logger
 
@@ -166,6 +166,7 @@ class Identity:
             dead = self.worker_id
             self.worker_id = new_uuid()
             self._each(lambda listener: listener.declared_dead(dead))
+            await release_all(connection)  # the dead identity's key
             await self._register(connection)
         else:
             self._regained = monotonic()

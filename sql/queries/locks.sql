@@ -10,6 +10,10 @@ select pg_try_advisory_lock_shared($1::bigint);
 -- Gives back one exclusive session lock. Index: none.
 select pg_advisory_unlock($1::bigint);
 
+-- name: release_all
+-- Gives back every session lock of this connection. Index: none.
+select pg_advisory_unlock_all();
+
 -- name: free_keys
 -- Which of these locks nobody holds, by position. The try-locks end with the statement. Index: none.
 select k.position
