@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from bench.workload import TOOL, Gate, Ledger, Work, register
+from bench.workload import TOOL, Gate, Ledger, Work
 from omnara.app.parts import Parts, build, build_gateway
 from omnara.clock import poll_until
 from omnara.db.connection import ConnectSettings
@@ -21,6 +22,7 @@ from omnara.metrics import Metrics
 from omnara.providers.in_process import InProcessAdapter
 from omnara.service import Shutdown, Stopped, Supervisor
 from omnara.settings import Settings
+from omnara.tools.registry import offered
 from omnara.vault import parse_ring
 
 __all__ = ["EngineContestant", "engine_settings"]
@@ -44,13 +46,14 @@ class EngineContestant:
         self._shutdown = Shutdown()
         self._running: asyncio.Task[object] | None = None
         self._ledger: Ledger | None = None
+        self._offers = ExitStack()
 
     async def start(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Start the services. `spec`: dsn, embedded, ring, http (use the real adapter), capacity, ledger."""
         if spec.get("ledger"):
             self._ledger = Ledger(Path(spec["ledger"]))
         self.work = Work(self._gate, self._ledger)
-        register(TOOL, self.work.tool)
+        self._offers.enter_context(offered(TOOL, self.work.tool))
         self._metrics = Metrics.create()
         database = ConnectSettings(dsn=spec["dsn"], embedded=spec["embedded"])
         settings = engine_settings(spec.get("capacity"))
@@ -89,6 +92,7 @@ class EngineContestant:
             if not isinstance(ended, Stopped):
                 raise RuntimeError(f"the engine ended: {ended}")
             await self.parts.deps.gateway.close()
+        self._offers.close()
         if self._ledger is not None:
             self._ledger.close()
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import UUID
 
 from omnara.domain.content import TextBlock
 from omnara.providers.in_process import ask, say
 from omnara.providers.protocol import Completed, ModelCall
-from omnara.tools import registry
-from omnara.tools.protocol import Effect, Tool, ToolCallRequest, ToolContext, ToolExecutor, ToolResult, succeeded
+from omnara.tools.protocol import Effect, Tool, ToolCallRequest, ToolContext, ToolResult, succeeded
 
-__all__ = ["ARGUMENTS", "FINAL", "TEXT", "TOOL", "Gate", "Ledger", "Work", "register"]
+__all__ = ["ARGUMENTS", "FINAL", "TEXT", "TOOL", "Gate", "Ledger", "Work"]
 
 TEXT: Final = "Looking at the next record of the list before going on."
 ARGUMENTS: Final[dict[str, Any]] = {"record": 17, "fields": ["name", "amount", "due"]}
@@ -36,12 +35,6 @@ TOOL: Final = Tool(
     type="built_in",
     effect=Effect.OUTSIDE,
 )
-
-
-def register(tool: Tool, execute: ToolExecutor) -> None:
-    """Add a built-in tool to this process. For a bench only: a server offers exactly what it ships with."""
-    cast("dict[str, Tool]", registry.BUILT_IN)[tool.name] = tool
-    cast("dict[str, ToolExecutor]", registry._EXECUTORS)[tool.name] = execute  # noqa: SLF001
 
 
 class Gate:

@@ -7,8 +7,10 @@ Source: api.md §14; contract schema ToolCatalog.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -42,12 +44,13 @@ __all__ = [
     "PermissionProfile",
     "catalog",
     "execute",
+    "offered",
     "unsupported",
 ]
 
-BUILT_IN: Final[Mapping[str, Tool]] = {
-    tool.name: tool for tool in sorted((ask_question.TOOL, web_fetch.TOOL), key=lambda tool: tool.name)
-}
+_TOOLS: Final = {tool.name: tool for tool in sorted((ask_question.TOOL, web_fetch.TOOL), key=lambda tool: tool.name)}
+
+BUILT_IN: Final[Mapping[str, Tool]] = MappingProxyType(_TOOLS)
 """Built-in tools by name, sorted."""
 
 SHOWN_CHARS: Final[Mapping[str, int]] = {
@@ -55,7 +58,7 @@ SHOWN_CHARS: Final[Mapping[str, int]] = {
 }
 """How many characters of a text result a model is shown; results are stored longer. Source: engine.md §7."""
 
-_EXECUTORS: Final[Mapping[str, ToolExecutor]] = {web_fetch.TOOL.name: web_fetch.execute}
+_EXECUTORS: Final[dict[str, ToolExecutor]] = {web_fetch.TOOL.name: web_fetch.execute}
 
 CUSTOM_DEFAULT: Final = PermissionSelection(ALWAYS_ALLOW)
 MCP_DEFAULT: Final = PermissionSelection(ALWAYS_ASK)
@@ -111,6 +114,19 @@ def catalog() -> Catalog:
         for tool in BUILT_IN.values()
     )
     return Catalog(entries, PermissionProfile(CUSTOM_DEFAULT, modes), PermissionProfile(MCP_DEFAULT, modes))
+
+
+@contextmanager
+def offered(tool: Tool, run: ToolExecutor) -> Iterator[None]:
+    """Offer one more built-in tool in this process for the length of the block: for benches and tests.
+
+    A server offers what it ships with; the catalog does not show this one.
+    """
+    _TOOLS[tool.name], _EXECUTORS[tool.name] = tool, run
+    try:
+        yield
+    finally:
+        del _TOOLS[tool.name], _EXECUTORS[tool.name]
 
 
 async def execute(call: ToolCallRequest, ctx: ToolContext) -> ToolResult:

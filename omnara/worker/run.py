@@ -19,16 +19,7 @@ from omnara.clock import monotonic
 from omnara.db.failures import DatabaseUnavailable
 from omnara.domain.advance import Advance, Advanced
 from omnara.domain.claim import Claim
-from omnara.domain.step import (
-    CallModel,
-    Idle,
-    Park,
-    RunTools,
-    Situation,
-    Waiting,
-    WaitingInput,
-    decide,
-)
+from omnara.domain.step import CallModel, Idle, Park, RunTools, Situation, Waiting, WaitingInput, decide
 from omnara.engine.model_step import (
     Begun,
     Next,
@@ -42,14 +33,7 @@ from omnara.engine.model_step import (
 )
 from omnara.engine.plan import StepPlan
 from omnara.engine.recovery import quarantine
-from omnara.engine.tool_step import (
-    Finished,
-    RunningCall,
-    ToolsBegun,
-    mark_running,
-    run_calls,
-    save_results,
-)
+from omnara.engine.tool_step import Finished, RunningCall, ToolsBegun, mark_running, run_calls, save_results
 from omnara.log import get_logger, note
 from omnara.providers.protocol import Completed, Failed
 from omnara.providers.replay import DamagedReplay

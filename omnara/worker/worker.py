@@ -2,7 +2,7 @@
 
 It follows its identity (attached, detached, declared dead), compares its claims with the database at intervals, and
 drains when the process stops: the running step is saved, then the claim is given back.
-Source: DESIGN §3 ("Losing a connection is not death", "Shutdown"); coordination §5, §7, §11.1.
+Source: DESIGN §3; coordination §5, §7, §11.1.
 """
 
 from __future__ import annotations

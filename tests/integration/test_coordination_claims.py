@@ -267,7 +267,7 @@ async def test_a_process_runs_one_suspect_at_a_time(database: str) -> None:
 
 
 async def test_one_death_does_not_queue_its_agents_behind_each_other(database: str) -> None:
-    """Whoever ran in a process that died goes on at once: waiting for the model calls of all others could take hours."""
+    """Who ran in a process that died goes on at once: to wait for the model calls of all others could take hours."""
     together = asyncio.Barrier(6)
 
     async def script(_call: ModelCall) -> Outcome:

@@ -68,7 +68,12 @@ async def append_notice(engine: Engine, agent_id: UUID) -> int:
         await connection.execute(
             """insert into events (agent_id, sequence, id, kind, turn_id, turn_sequence, is_semantic, payload)
                values ($1, $2, $3, 'agent_input', $4, $5, true, $6)""",
-            agent_id, row[0], new_uuid(), row[1], row[2], msgspec.json.encode(payload).decode(),
+            agent_id,
+            row[0],
+            new_uuid(),
+            row[1],
+            row[2],
+            msgspec.json.encode(payload).decode(),
         )
     sequence: int = row[0]
     return sequence

@@ -294,13 +294,8 @@ def built_in(name: str, run: ToolRun) -> Any:
         return await run(call)
 
     tool = Tool(name=name, description=name, input_schema={"type": "object"}, type="built_in", effect=Effect.OUTSIDE)
-    registry.BUILT_IN[name] = tool  # type: ignore[index]
-    registry._EXECUTORS[name] = execute  # type: ignore[index]
-    try:
+    with registry.offered(tool, execute):
         yield
-    finally:
-        del registry.BUILT_IN[name]  # type: ignore[attr-defined]
-        del registry._EXECUTORS[name]  # type: ignore[attr-defined]
 
 
 @contextlib.asynccontextmanager
