@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -69,6 +71,40 @@ async def read(client: Client, agent: Handle) -> list[Any]:
 async def broken_texts(client: Client, agent: Handle) -> list[str]:
     """What the model said, through another process."""
     return [event.text for event in await read(client, agent) if event.kind == "model_output"]
+
+
+async def test_clients_that_hang_up(cluster: Cluster, client: Client) -> None:
+    """Hundreds of requests dropped at any instant: no transaction stays open, no message counts twice."""
+    worker = await cluster.only_worker()
+    agent = await cluster.agent(client, say("one"), *(say("more") for _ in range(500)))
+    await agent.settled()
+    chance = random.Random(7)
+    keys = [f"dropped-{number}" for number in range(300)]
+
+    async def drop(key: str) -> None:
+        impatient = cluster.client(cluster.front, retry_for_s=0)
+        with contextlib.suppress(TimeoutError, ServerUnreachable, ApiError):
+            async with asyncio.timeout(chance.uniform(0.001, 0.05)):
+                await impatient.send(agent.id, key, key=key)
+        await impatient.close()
+
+    for start in range(0, len(keys), 50):
+        await asyncio.gather(*(drop(key) for key in keys[start : start + 50]))
+    again = keys[::30]
+    for key in again:
+        await client.send(agent.id, key, key=key)
+    await agent.settled()
+    rows = await cluster.sql.fetch("select state, count(*) from inputs where agent_id = $1 group by 1", agent.uuid)
+    assert [row["state"] for row in rows] == ["resolved"]
+    said = [event.text for event in await agent.events() if event.kind == "agent_input"]
+    assert len(said) == len(set(said))
+    assert set(again) <= set(said)
+    open_s = await cluster.sql.fetchval(
+        """select max(extract(epoch from clock_timestamp() - state_change)) from pg_stat_activity
+           where datname = current_database() and state like 'idle in transaction%'"""
+    )
+    assert open_s is None or open_s < 1
+    cluster.keep(worker)
 
 
 async def test_calls_and_approvals_wait_for_the_first_answer(cluster: Cluster, client: Client) -> None:

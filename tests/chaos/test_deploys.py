@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from omnara.client import Client, Event
+from omnara.client import Client
 from omnara.domain.content import INTERRUPTED_TEXT
 from omnara.testing import call, say
 from tests.support.agent_handle import Handle
 from tests.support.cluster import Cluster
-from tests.support.load import LAST_WORDS, Load
+from tests.support.load import Load
 from tests.support.waiting import until
 
 EVERYTHING = "api,worker,maintenance"
@@ -91,7 +91,7 @@ async def test_rolling_restart_under_load(cluster: Cluster) -> None:
     clients = [cluster.client(replica) for replica in replicas]
     load = Load(cluster, "rolling")
     await load.begin(clients, 15)
-    followers = [asyncio.create_task(follow(agent)) for agent in load.agents[:6]]
+    load.follow(6)
     for replica in replicas:
         await load.goes_on()
         assert await replica.stop(limit_s=cluster.times.drain_s + 10) == 0
@@ -100,20 +100,6 @@ async def test_rolling_restart_under_load(cluster: Cluster) -> None:
         await following.ready()
     await load.end()
     await load.check(undisturbed=True)
-    for agent, seen in zip(load.agents, await asyncio.gather(*followers), strict=False):
-        assert [event.id for event in seen] == [event.id for event in await agent.events()]
-
-
-async def follow(agent: Handle) -> list[Event]:
-    """Read an agent's stream to its last words, through whatever happens to the server."""
-    seen = []
-    async with asyncio.timeout(120), agent.client.stream(agent.id) as events:
-        async for event in events:
-            if isinstance(event, Event):
-                seen.append(event)
-                if event.text == LAST_WORDS:
-                    break
-    return seen
 
 
 async def test_nine_deploys_during_one_long_model_call(cluster: Cluster, client: Client) -> None:

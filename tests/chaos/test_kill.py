@@ -137,7 +137,9 @@ async def test_again_and_again_under_load(cluster: Cluster, client: Client) -> N
         victim = await first_at(workers, name, **fields)
         victim.kill_main()
         workers.remove(victim)
-    await beginning
+        if name == "claimed":
+            await beginning
+            load.follow(4)
     await load.end()
     assert await load.check() > 0
     cluster.keep(workers[0])

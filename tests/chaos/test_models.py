@@ -17,6 +17,7 @@ from omnara.testing import (
     NoHeaders,
     Silence,
     StreamError,
+    call,
     embed,
     overloaded,
     rate_limited,
@@ -92,13 +93,16 @@ async def test_every_trouble_of_a_model(cluster: Cluster, client: Client) -> Non
     troubled = [await struck(cluster, client, case) for case in cases]
     refused = [await struck(cluster, client, case) for case in TERMINAL]
     exhausted = await struck(cluster, client, Case("always 500", HttpError(500)), times=-1)
+    arguments = await cut_in_a_call(cluster, client)
     parked = await struck(cluster, client, Case("3600", rate_limited("3600")))
     await asyncio.gather(
         *(tried_again(agent, case) for agent, case in zip(troubled, cases, strict=True)),
         *(ended(agent) for agent in refused),
         gave_up(exhausted),
+        *(never_half_called(agent, fault) for agent, fault in arguments),
         waits_without_a_slot(parked, client),
     )
+    assert cluster.page.hits["arguments-once"] == len(arguments)
     assert worker.alive
     await cluster.end(worker)
 
@@ -119,6 +123,20 @@ async def tried_again(agent: Handle, case: Case) -> None:
     steps = await agent.steps()
     assert [(row["state"], row["attempt"]) for row in steps] == [("failed", 1), ("succeeded", 2)], case.name
     assert msgspec.json.decode(steps[0]["error"])["kind"] != "invalid_request"
+
+
+async def cut_in_a_call(cluster: Cluster, client: Client) -> list[tuple[Handle, Fault]]:
+    """Agents whose first answer breaks off inside the arguments of a call."""
+    faults: tuple[Fault, ...] = (Cut("mid_arguments"), StreamError("mid_arguments"), Silence("mid_arguments"))
+    asked = call("web_fetch", cluster.fetch("arguments-once"), text="{{attempt}}")
+    return [(await cluster.agent(client, asked, say("done"), fault=fault), fault) for fault in faults]
+
+
+async def never_half_called(agent: Handle, fault: Fault) -> None:
+    """The call runs once, with whole arguments, out of the second answer."""
+    await agent.settled(within_s=700)
+    assert await agent.texts() == ["2", "done"], fault
+    assert [state for _, state in await agent.step_states()] == ["failed", "succeeded", "succeeded", "succeeded"]
 
 
 async def ended(agent: Handle) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from omnara.client import Client
+from omnara.client import Client, Event
 from omnara.domain.content import INTERRUPTED_TEXT
 from omnara.testing import Answer, Conversation, Timing, call, say
 from tests.support.agent_handle import Handle
@@ -24,6 +24,7 @@ class Load:
         self._name = name
         self._timing = Timing(delay_ms=delay_ms)
         self._ended = False
+        self._followers: list[asyncio.Task[list[Event]]] = []
         self.agents: list[Handle] = []
 
     async def begin(self, clients: Sequence[Client], agents: int) -> None:
@@ -46,6 +47,10 @@ class Load:
         """Wait until every agent has made another model call."""
         await asyncio.gather(*(agent.asked(len(agent.requests) + 1, within_s=within_s) for agent in self.agents))
 
+    def follow(self, agents: int) -> None:
+        """Read the streams of so many agents from now on; `check` compares what came with the log."""
+        self._followers = [asyncio.create_task(_follow(agent)) for agent in self.agents[:agents]]
+
     async def end(self) -> None:
         """Let every agent finish, and wait for it."""
         self._ended = True
@@ -58,6 +63,8 @@ class Load:
         `undisturbed`: no process died or lost patience, so nothing at all may have been repeated or interrupted.
         """
         broken = 0
+        for agent, seen in zip(self.agents, await asyncio.gather(*self._followers), strict=False):
+            assert [event.id for event in seen] == [event.id for event in await agent.events()]
         for number, agent in enumerate(self.agents):
             events = await agent.events()
             assert [event.sequence for event in events] == list(range(1, len(events) + 1))
@@ -78,3 +85,15 @@ class Load:
                 assert hits == 1 or (hits == 0 and result.text == INTERRUPTED_TEXT), (hits, result)
         assert not (undisturbed and broken), f"{broken} steps were repeated"
         return broken
+
+
+async def _follow(agent: Handle) -> list[Event]:
+    """Read an agent's stream to its last words, through whatever happens to the servers."""
+    seen = []
+    async with asyncio.timeout(300), agent.client.stream(agent.id) as events:
+        async for event in events:
+            if isinstance(event, Event):
+                seen.append(event)
+                if event.text == LAST_WORDS:
+                    break
+    return seen
