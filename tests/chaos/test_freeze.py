@@ -44,7 +44,7 @@ async def test_late_worker_saves_nothing(cluster: Cluster, client: Client) -> No
     finally:
         frozen.signal(signal.SIGCONT)
     await until(lambda: len(frozen.log_lines("worker_registered")) == 2, "it starts again as another", limit_s=30)
-    assert frozen.log_lines("declared_dead")
+    await until(lambda: bool(frozen.log_lines("declared_dead")), "it has heard that it was given up", limit_s=10)
     await frozen.probes.wait("reconciled", after=len(frozen.probes.points), held=0, runs=0)
     for agent in agents:
         assert [event.id for event in await agent.events()] == logs[agent]
