@@ -8,6 +8,7 @@ Source: DESIGN §3 "Three verbs", §4; engine.md §3.2, §4.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from contextlib import aclosing
 from typing import assert_never
@@ -38,8 +39,9 @@ from omnara.log import get_logger, note
 from omnara.providers.protocol import Completed, Failed
 from omnara.providers.replay import DamagedReplay
 from omnara.tools.protocol import failed as failed_result
-from omnara.worker.context_cache import CachedContext, DamagedLog, caught_up
+from omnara.worker.context_cache import DamagedLog
 from omnara.worker.host import RunHost
+from omnara.worker.memory import Memory
 from omnara.worker.model_call import call_model, next_delay
 from omnara.worker.saver import DataRefused
 from omnara.worker.situation import read_situation
@@ -60,7 +62,7 @@ class AgentRun:
         self._more_queued = False
         self._open_calls = claim.open_calls
         self._plan: StepPlan | None = None
-        self._entry: CachedContext | None = None
+        self._memory = Memory(host, claim)
         self._started = 0.0
         self.running: Begun | ToolsBegun | None = None
         self.effects = 0
@@ -82,12 +84,11 @@ class AgentRun:
             if isinstance(self.running, ToolsBegun):
                 raise  # the running calls must get their results: the worker gives the claim back
             # Rows of this agent's own; to try again would meet them again. What was folded may have a hole.
-            self._entry = None
+            self._memory.forget()
             void = damage.void if isinstance(damage, DamagedLog) else ()
             await quarantine(self._deps, self.claim, self._host.worker_id, void, str(damage))
         finally:
-            if self._entry is not None:
-                self._host.cache.put(self.claim.agent_id, self._entry)
+            self._memory.close()
 
     # --- the first step of a claim ------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class AgentRun:
     async def _carry_out(self, situation: Situation) -> Begun | ToolsBegun | None:
         decision = decide(situation)
         if isinstance(decision, CallModel):
-            return await self._advance(self._model_next(await self._get_plan(), decision.admit, decision.attempt))
+            return await self._begin_model(decision)
         if isinstance(decision, RunTools):
             following = Next("tools", begin_tools(self.claim, await self._get_plan()))
             item = mark_running(advance_for(self.claim, following), [call.id for call in decision.calls])
@@ -113,6 +114,17 @@ class AgentRun:
         if isinstance(decision, Waiting | Idle):
             return await self._advance(Next("wait"))
         assert_never(decision)
+
+    async def _begin_model(self, decision: CallModel) -> Begun | ToolsBegun | None:
+        """Begin a model step, and meanwhile read the log that it will need."""
+        following = self._model_next(await self._get_plan(), decision.admit, decision.attempt)
+        ahead = asyncio.create_task(self._memory.read_ahead(self.claim.next_sequence - 1))
+        try:
+            begun = await self._advance(following)
+            await ahead
+        finally:
+            ahead.cancel()
+        return begun
 
     async def _get_plan(self) -> StepPlan:
         if self._plan is None or self._plan.config_id != self.claim.config_id:
@@ -137,7 +149,7 @@ class AgentRun:
 
     async def _model_step(self, begun: Begun) -> Begun | ToolsBegun | None:
         plan = await self._get_plan()
-        entry = await self._context(begun.frontier)
+        entry = await self._memory.up_to(begun.frontier)
         probes.hit("model_begun", agent_id=self.claim.agent_id, attempt=begun.attempt)
         try:
             outcome = await call_model(self._deps, self.claim.agent_id, begun, plan, entry)
@@ -247,8 +259,7 @@ class AgentRun:
         self._count(item, kind, outcome)
         self.claim.follow(done)
         events = tell_saved(self._deps, item, done)
-        if self._entry is not None:
-            self._entry.follow(events)
+        self._memory.fold(events)
         if item.mode == "hold":
             return held if done.kept else None
         if not done.begun:
@@ -281,13 +292,3 @@ class AgentRun:
         return Begun(
             begin.call_id, done.turn_id, done.turn_sequence, done.step_number, begin.attempt, done.next_sequence - 1
         )
-
-    async def _context(self, frontier: int) -> CachedContext:
-        """The conversation up to exactly `frontier`, read where memory does not reach."""
-        if self._entry is None:
-            self._entry = self._host.cache.take(self.claim)
-        elif self._entry.sequence == frontier and self._entry.last_id is not None:
-            return self._entry
-        async with self._host.reading() as connection:
-            self._entry = await caught_up(connection, self.claim, self._entry, frontier)
-        return self._entry

@@ -13,10 +13,11 @@ import pytest
 from omnara.domain.content import TextBlock
 from omnara.engine import results
 from omnara.engine.scope import AgentPath
+from omnara.errors import Unavailable
 from omnara.providers.in_process import ask, say
 from omnara.providers.protocol import ModelCall, Outcome
 from omnara.tools.protocol import ToolCallRequest, ToolResult, succeeded
-from omnara.worker import run as run_module
+from omnara.worker import memory as memory_module
 from tests.support.crashing import append_notice, locked, owner
 from tests.support.engine import Engine, built_in, engine_on
 from tests.support.waiting import until
@@ -115,16 +116,18 @@ async def test_a_begun_model_step_sees_exactly_its_frontier(database: str, monke
     """An event of the API that lands between the begin and the reading of the log belongs to the next call."""
     reads = 0
     seen: list[tuple[int, list[str]]] = []
-    read = run_module.caught_up
+    read = memory_module.caught_up
 
     async def late(*args: object) -> object:
         nonlocal reads
         reads += 1
-        if reads == 1:
+        if reads == 1:  # the reading ahead fails, so that the log is read when the step has begun
+            raise Unavailable
+        if reads == 2:
             await append_notice(engine, agent)
         return await read(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run_module, "caught_up", late)
+    monkeypatch.setattr(memory_module, "caught_up", late)
 
     def script(call: ModelCall) -> Outcome:
         seen.append((call.context.sequence, texts(call)))

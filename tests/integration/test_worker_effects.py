@@ -39,7 +39,7 @@ async def test_effects_stop_and_finished_results_are_still_saved(database: str) 
                 await engine.say(agent)
                 await started[str(agent)].wait()
             worker = replica.worker
-            runs = {agent: task for agent, (_, task) in worker._runs.items()}
+            runs = {run.claim.agent_id: task for run, task in worker._runs}
             async with locked(engine, finished):
                 go[str(finished)].set()
                 await until(lambda: not worker._runs[finished][0].effects, "the call is over, its save is not")

@@ -1,0 +1,64 @@
+"""What one run remembers of its agent's conversation: from the cache, read ahead, kept in step with every save."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omnara.domain.claim import Claim
+from omnara.domain.events import Event
+from omnara.errors import Unavailable
+from omnara.worker.context_cache import CachedContext, DamagedLog, caught_up
+from omnara.worker.host import RunHost
+
+
+class Memory:
+    """One run's conversation. `close` gives it back to the cache of the process."""
+
+    def __init__(self, host: RunHost, claim: Claim) -> None:
+        self._host = host
+        self._claim = claim
+        self._entry: CachedContext | None = None
+        self._unfolded: list[Event] = []
+
+    async def read_ahead(self, head: int) -> None:
+        """Read the log up to `head` while the step that will need it is being begun.
+
+        A log that cannot be read is no failure here: the step meets that again, and knows what to do about it.
+        """
+        try:
+            self._entry = await self._read(self._host.cache.take(self._claim), head)
+        except (DamagedLog, Unavailable):
+            return
+        self._entry.follow(self._unfolded)
+
+    def fold(self, events: Sequence[Event]) -> None:
+        """Take over what was just saved, or keep it for the reading that is under way."""
+        if self._entry is not None:
+            self._entry.follow(events)
+        else:
+            self._unfolded += events
+
+    async def up_to(self, frontier: int) -> CachedContext:
+        """Return the conversation up to exactly `frontier`, read where memory does not reach.
+
+        Raises DamagedLog, Unavailable.
+        """
+        entry = self._entry if self._entry is not None else self._host.cache.take(self._claim)
+        if entry is not self._entry or entry.sequence != frontier or entry.last_id is None:
+            entry = await self._read(entry, frontier)
+        self._entry = entry
+        return entry
+
+    def forget(self) -> None:
+        """Give nothing back: what was folded may have a hole."""
+        self._entry = None
+
+    def close(self) -> None:
+        """Give the conversation back to the cache."""
+        if self._entry is not None:
+            self._host.cache.put(self._claim.agent_id, self._entry)
+            self._entry = None
+
+    async def _read(self, entry: CachedContext, head: int) -> CachedContext:
+        async with self._host.reading() as connection:
+            return await caught_up(connection, self._claim, entry, head)
