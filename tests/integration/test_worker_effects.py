@@ -42,7 +42,10 @@ async def test_effects_stop_and_finished_results_are_still_saved(database: str) 
             runs = {run.claim.agent_id: task for run, task in worker._runs}
             async with locked(engine, finished):
                 go[str(finished)].set()
-                await until(lambda: not worker._runs[finished][0].effects, "the call is over, its save is not")
+                entry = worker._runs.get(finished)
+                assert entry is not None
+                run = entry[0]
+                await until(lambda: not run.effects, "the call is over, its save is not")
                 worker.detached()
                 replica.identity.last_renewal -= worker.deps.settings.worker_lease_s
                 worker._loop_ran(0.0)
