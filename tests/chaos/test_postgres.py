@@ -21,6 +21,7 @@ from tests.support.cluster import MODEL, Cluster
 from tests.support.load import Load
 from tests.support.processes import ServerProcess
 from tests.support.times import Times
+from tests.support.waiting import until
 
 RECOVERY_S = 30.0
 
@@ -112,11 +113,17 @@ async def cut_sessions(cluster: Cluster, load: Load) -> None:
     """Terminate every listener and every holder of an advisory lock, again and again; then every connection."""
     everything = ["session", "listen", "claimer", "saver", "api", "admin"]
     for kinds in (["session"], ["listen"], ["session", "listen"], everything):
+        names = [f"omnara:{kind}" for kind in kinds]
         connection = await asyncpg.connect(cluster.dsn)
         try:
+
+            async def all_there(connection: asyncpg.Connection = connection) -> bool:
+                query = "select count(*) from pg_stat_activity where application_name = any($1)"
+                return bool(await connection.fetchval(query, ["omnara:session", "omnara:listen"]) == 6)
+
+            await until(all_there, "all three have come back", limit_s=RECOVERY_S)
             cut = await connection.fetchval(
-                "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = any($1)",
-                [f"omnara:{kind}" for kind in kinds],
+                "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = any($1)", names
             )
         finally:
             await connection.close()
