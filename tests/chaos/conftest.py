@@ -45,7 +45,7 @@ def times(request: pytest.FixtureRequest) -> Times:
     return chosen
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def shared(
     postgres: PostgresForTests, tmp_path_factory: pytest.TempPathFactory, times: Times
 ) -> AsyncIterator[Cluster]:
