@@ -13,7 +13,7 @@ import pytest_asyncio
 from omnara.api import sse, streams
 from omnara.clock import Deadline
 from omnara.ids import IdKind, decode
-from omnara.testing import ModelServer, call, embed, embedded, say
+from omnara.testing import Answer, ModelServer, Text, Timing, call, embed, embedded, say
 from tests.contract.server import CONFIG, ApiServer, api_server, model_server
 from tests.contract.stream_client import Frame, open_stream
 from tests.support.postgres import PostgresForTests
@@ -162,7 +162,9 @@ async def test_a_replica_without_the_worker_shows_deltas_too(postgres: PostgresF
         async with open_stream(front, agent, DELTAS) as stream:
             await until(lambda: worker.deps.feed.wants_deltas(agent_id), "the interest has travelled")
             text = "word " * 200
-            await worker.say(agent, embed(say(text)))
+            # Slow enough that a hint overtakes the rest of the answer: previews of a finished answer are not shown.
+            spoken = Answer(blocks=(Text(text),), timing=Timing(tokens=40, token_ms=25))
+            await worker.say(agent, embed(spoken))
             frames = await stream.until("model_output")
     deltas = [frame.data for frame in frames if frame.event == "model_output_delta"]
     assert deltas
