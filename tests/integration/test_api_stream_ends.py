@@ -13,7 +13,7 @@ import pytest_asyncio
 from omnara.api import sse, streams
 from omnara.clock import Deadline
 from omnara.ids import IdKind, decode
-from omnara.testing import Answer, ModelServer, Text, Timing, call, embed, embedded, say
+from omnara.testing import Answer, ModelServer, Text, Timing, call, embed, embedded
 from tests.contract.server import CONFIG, ApiServer, api_server, model_server
 from tests.contract.stream_client import Frame, open_stream
 from tests.support.postgres import PostgresForTests
