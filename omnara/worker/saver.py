@@ -18,7 +18,7 @@ from prometheus_client import Histogram
 from omnara.db.advance import MAX_GROUP, MAX_GROUP_BYTES, advance
 from omnara.db.connection import ConnectSettings, ConnKind
 from omnara.db.dedicated import Dedicated
-from omnara.db.failures import DatabaseUnavailable, is_data_error, is_definite_sql_error, is_unavailability
+from omnara.db.failures import is_data_error, is_definite_sql_error, is_unavailability
 from omnara.db.sched import read_claim
 from omnara.domain.advance import Advance, Advanced, AdvanceOutcome, ClaimLost
 from omnara.domain.claim import ClaimState
@@ -30,6 +30,8 @@ SAVER_CONNECTIONS = 2
 """Source: coordination §10."""
 SKIPPED_RETRY_S = 0.005
 """A save whose hot row was locked goes back on the queue after this. Source: coordination §10."""
+FAILED_RETRY_MAX_S = 1.0
+"""Longest pause between two tries of a save that Postgres answers with an error, such as a full disk."""
 SAVE_TIMEOUT_S = 10.0
 
 
@@ -42,12 +44,18 @@ class SaverFull(Exception):
 
 
 class _Pending:
-    __slots__ = ("done", "item", "size")
+    __slots__ = ("done", "failures", "item", "size")
 
     def __init__(self, item: Advance, done: asyncio.Future[AdvanceOutcome]) -> None:
         self.item = item
         self.done = done
         self.size = item.size
+        self.failures = 0
+
+    @property
+    def pause_s(self) -> float:
+        """Wait before the next try: a locked row is free in a moment, a disk that is full is not."""
+        return min(SKIPPED_RETRY_S * 2.0 ** min(self.failures, 16), FAILED_RETRY_MAX_S)
 
 
 class Saver:
@@ -148,9 +156,11 @@ class Saver:
             for pending in batch:
                 await self._save_batch(holder, [pending])
             return
-        log.warning("save_outcome_unknown", error=type(error).__name__, saves=len(batch))
-        if is_definite_sql_error(error) or isinstance(error, DatabaseUnavailable):
-            await asyncio.sleep(SKIPPED_RETRY_S)
+        for pending in batch:
+            pending.failures += 1
+        failures = batch[0].failures
+        if failures & (failures - 1) == 0:  # the first, second, fourth, eighth …: an outage must not fill the log
+            log.warning("save_outcome_unknown", error=type(error).__name__, saves=len(batch), failures=failures)
         for pending in batch:
             await self._resolve(holder, pending)
 
@@ -169,7 +179,7 @@ class Saver:
                     )
                 break
             except Exception as error:  # noqa: BLE001 - Postgres is away: the finished result stays in memory
-                log.warning("save_unresolved", error=type(error).__name__, agent_id=str(item.agent_id))
+                log.debug("save_unresolved", error=type(error).__name__, agent_id=str(item.agent_id))
                 await asyncio.sleep(0.2)
         outcome = judge(item, state, self._worker_id)
         if outcome is not None:
@@ -178,7 +188,7 @@ class Saver:
         assert state is not None, "without the agent the claim is lost"
         # The first try may still be on its way: the repeat is valid only for the row as it was read just now.
         pending.item = msgspec.structs.replace(item, seen=(state.next_sequence, state.step_number))
-        asyncio.get_running_loop().call_later(SKIPPED_RETRY_S, self._put, pending)
+        asyncio.get_running_loop().call_later(pending.pause_s, self._put, pending)
 
 
 def judge(item: Advance, state: ClaimState | None, worker_id: UUID | None) -> AdvanceOutcome | None:

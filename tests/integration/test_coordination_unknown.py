@@ -7,6 +7,7 @@ while the worker asks what became of it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 import pytest
+import structlog
 
 from omnara.db.advance import advance, advance_parameters
 from omnara.db.connection import ConnectSettings, ConnKind, connect
@@ -348,3 +350,30 @@ async def test_a_repeat_of_a_save_writes_nothing(database: str) -> None:
         assert len(advance_parameters(worker_id, [save])) == 68
         assert save.begin is not None
         await end(engine, agent, worker_id, claim, done, save.begin.call_id)
+
+
+async def test_a_full_disk_neither_spins_nor_fills_the_log(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Field report B55: each try is refused; the pauses double, and so do the lines that tell of it."""
+    tries: list[float] = []
+    real = saver_module.advance
+    loop = asyncio.get_running_loop()
+
+    async def full(*args: Any) -> dict[int, Advanced]:
+        item = args[2][0]
+        if item.close is not None and len(tries) < 8:
+            tries.append(loop.time())
+            raise asyncpg.DiskFullError("could not extend file")
+        return await real(*args)
+
+    monkeypatch.setattr(saver_module, "advance", full)
+    with structlog.testing.capture_logs() as lines:
+        async with engine_on(database, lambda _call: say("saved in the end")) as engine:
+            [agent] = await engine.add_agents()
+            await engine.start()
+            await engine.say(agent)
+            await engine.until_idle(agent)
+            assert (await engine.events(agent))[-1][1] == "model_output"
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert all(pause >= 0.005 * 2**number for number, pause in enumerate(pauses, 1))
+    told = [line["failures"] for line in lines if line["event"] == "save_outcome_unknown"]
+    assert told == [1, 2, 4, 8]
