@@ -20,6 +20,7 @@ from omnara.providers.output import OutputBuilder
 from omnara.providers.protocol import ModelCall, ModelTarget, Outcome
 from omnara.providers.replay import Replay, pack
 from omnara.providers.streaming import Assembler, StreamedError
+from omnara.providers.usage import token_count, total_count
 
 API_FORMAT: Final = "anthropic_messages"
 
@@ -163,17 +164,12 @@ class _Assembler:
 
 def _usage(usage: wire.Usage) -> ModelUsage:
     parts = (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens)
-    known = [max(0, part) for part in parts if part is not None]
     thinking = usage.output_tokens_details.thinking_tokens if usage.output_tokens_details else None
     return ModelUsage(
-        input_tokens_total=sum(known) if known else None,
-        uncached_input_tokens=_count(usage.input_tokens),
-        output_tokens_total=_count(usage.output_tokens),
-        reasoning_output_tokens=_count(thinking),
-        cache_read_input_tokens=_count(usage.cache_read_input_tokens),
-        cache_write_input_tokens=_count(usage.cache_creation_input_tokens),
+        input_tokens_total=total_count(*parts),
+        uncached_input_tokens=token_count(usage.input_tokens),
+        output_tokens_total=token_count(usage.output_tokens),
+        reasoning_output_tokens=token_count(thinking),
+        cache_read_input_tokens=token_count(usage.cache_read_input_tokens),
+        cache_write_input_tokens=token_count(usage.cache_creation_input_tokens),
     )
-
-
-def _count(value: int | None) -> int | None:
-    return None if value is None else max(0, value)

@@ -21,6 +21,7 @@ from omnara.providers.output import OutputBuilder
 from omnara.providers.protocol import ModelCall, ModelTarget, Outcome
 from omnara.providers.replay import Replay, pack
 from omnara.providers.streaming import Assembler, StreamedError
+from omnara.providers.usage import token_count
 
 API_FORMAT: Final = "openai_chat_completions"
 
@@ -231,16 +232,12 @@ class _Assembler:
 def _usage(usage: wire.Usage) -> ModelUsage:
     prompt = usage.prompt_tokens_details or wire.PromptDetails()
     completion = usage.completion_tokens_details or wire.CompletionDetails()
-    total, cached = usage.prompt_tokens, prompt.cached_tokens
+    total, cached = token_count(usage.prompt_tokens), token_count(prompt.cached_tokens)
     return ModelUsage(
-        input_tokens_total=_count(total),
+        input_tokens_total=total,
         uncached_input_tokens=None if total is None else max(0, total - (cached or 0)),
-        output_tokens_total=_count(usage.completion_tokens),
-        reasoning_output_tokens=_count(completion.reasoning_tokens),
-        cache_read_input_tokens=_count(cached),
-        cache_write_input_tokens=_count(prompt.cache_write_tokens),
+        output_tokens_total=token_count(usage.completion_tokens),
+        reasoning_output_tokens=token_count(completion.reasoning_tokens),
+        cache_read_input_tokens=cached,
+        cache_write_input_tokens=token_count(prompt.cache_write_tokens),
     )
-
-
-def _count(value: int | None) -> int | None:
-    return None if value is None else max(0, value)

@@ -67,7 +67,9 @@ order by e.sequence desc limit 1;
 
 -- name: usage_sums
 -- Tokens of all steps of an agent, added up over whatever counters their usage holds. Index: steps_pkey.
-select u.key as counter, sum((u.value #>> '{}')::numeric)::bigint as total
+-- A stored count may be absurd; the sum ends at 2^53 - 1, the largest integer that every reader of JSON keeps exact.
+select u.key as counter,
+       least(sum(greatest((u.value #>> '{}')::numeric, 0)), 9007199254740991)::bigint as total
 from steps st, json_each(st.usage) u
 where st.agent_id = $1 and json_typeof(st.usage) = 'object' and json_typeof(u.value) = 'number'
 group by u.key order by u.key;

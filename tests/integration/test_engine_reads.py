@@ -12,6 +12,7 @@ from omnara.engine import reads
 from omnara.engine.inputs import create_input
 from omnara.engine.results import submit_result
 from omnara.engine.scope import AgentPath
+from omnara.engine.status import agent_status
 from omnara.errors import InvalidRequest, NotFound
 from omnara.ids import new_uuid
 from tests.support.engine_case import ASK, LOOK, Engine
@@ -171,6 +172,31 @@ async def test_operators_find_what_needs_them(engine: Engine) -> None:
     assert [row.agent_id for row in page.rows] == [paths[1].agent_id]
     page = await reads.list_overview(engine.deps, engine.p, engine.project, limit=2)
     assert (len(page.rows), page.more) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("stored", "total"),
+    [
+        ("99999999999999999999", 2**53 - 1),
+        ("9223372036854775807", 2**53 - 1),
+        ("-9223372036854775808", 20),
+        ("1e300", 2**53 - 1),
+    ],
+)
+async def test_absurd_counts_that_are_stored_do_not_hide_an_agent(engine: Engine, stored: str, total: int) -> None:
+    path = await engine.agent("go")
+    for _ in range(3):
+        await engine.turn(path)
+        await create_input(engine.deps, engine.p, path, [TextBlock("more")], mode="queued")
+    usage = f'{{"input_tokens_total":{stored}}}'
+    newest = "select max(number) from steps where agent_id = $1 and usage is not null"
+    await engine.fetch(
+        f"update steps set usage = $2 where agent_id = $1 and number = ({newest})",
+        path.agent_id,
+        usage,
+    )
+    found = await agent_status(engine.deps, engine.p, path)
+    assert found.usage == {"input_tokens_total": total}
 
 
 async def test_every_query_is_valid_and_described(engine: Engine) -> None:

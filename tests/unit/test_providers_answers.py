@@ -29,6 +29,7 @@ from omnara.providers import (
 from omnara.providers.arguments import read_arguments
 from omnara.providers.names import sent_name
 from omnara.providers.replay import Replay, pack, unpack
+from omnara.providers.usage import MAX_COUNT, token_count, total_count
 from tests.support.agent_log import Driver, call_block, new_call_id
 from tests.support.canned_stream import Canned, canned, chunks
 
@@ -380,3 +381,29 @@ async def test_the_in_process_model_is_a_function(gateway: ModelGateway) -> None
         new_call_id=new_call_id,
     )
     assert await gateway.call(call) == Failed(kind="transient", message="away")
+
+
+# --- counts that cannot be ------------------------------------------------------------------------------------
+
+ABSURD = [99999999999999999999, 2**63 - 1, 2**53]
+
+
+@pytest.mark.parametrize("count", ABSURD)
+async def test_absurd_counts_are_left_out(gateway: ModelGateway, endpoint: Canned, count: int) -> None:
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": count, "cache_read_input_tokens": 7}}}
+    text = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Hi."}}
+    ending = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": count}}
+    events = (start, text, {"type": "content_block_stop", "index": 0}, ending, {"type": "message_stop"})
+    outcome = await answer(gateway, endpoint, *events, api_format=ANTHROPIC)
+    assert isinstance(outcome, Completed)
+    assert outcome.usage == ModelUsage(7, None, None, None, 7, None)
+    said = chunks({"content": "Hi."}, usage={"prompt_tokens": count, "completion_tokens": 3})
+    outcome = await answer(gateway, endpoint, *said)
+    assert isinstance(outcome, Completed)
+    assert outcome.usage == ModelUsage(output_tokens_total=3)
+
+
+def test_counts_at_the_bounds() -> None:
+    assert (token_count(MAX_COUNT), token_count(-1), token_count(None)) == (MAX_COUNT, 0, None)
+    assert total_count(MAX_COUNT, 1) is None
+    assert (total_count(None, 1, 2), total_count(None), total_count(-5)) == (3, None, 0)
