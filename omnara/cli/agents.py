@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
 
-from omnara.cli.output import json_option, print_json, print_table, run
+from omnara.cli.output import json_option, print_json, print_line, print_table, run
 from omnara.client import Client, Event, turn_is_over
 from omnara.errors import ConfigurationError
 from omnara.settings import load
 
 T = TypeVar("T")
+
+_STATUSES: Final = ("running", "waiting", "idle", "pausing", "paused", "crashed")
+"""Of agents that are not archived, which are not listed. Source: the view `agents_overview`."""
 
 
 @click.group("agents")
@@ -77,7 +80,7 @@ def launch(
         if as_json:
             print_json(launched)
         else:
-            click.echo(launched.id)
+            print_line(launched.id)
         if follow and message is not None:
             await _follow(client, launched.id)
 
@@ -90,7 +93,7 @@ async def _follow(client: Client, agent: str) -> None:
         async for item in stream:
             if isinstance(item, Event):
                 seen.append(item)
-                click.echo(f"{item.sequence:>5}  {describe(item)}")
+                print_line(f"{item.sequence:>5}  {describe(item)}")
                 # The config that opens the log is no answer yet: the message comes after it.
                 if item.kind == "model_output" and turn_is_over(seen):
                     return
@@ -109,7 +112,7 @@ def describe(event: Event) -> str:
 
 
 @command.command("list")
-@click.option("--status", help="Only agents in this status: running, waiting, idle, paused, crashed …")
+@click.option("--status", type=click.Choice(_STATUSES), help="Only agents in this status.")
 @json_option
 def list_agents(status: str | None, as_json: bool) -> None:
     """List the active agents of the default project, newest first. `--status crashed` finds what needs you."""
@@ -146,7 +149,7 @@ def show(agent: str, as_json: bool) -> None:
     fields = msgspec.to_builtins(status)
     for name in ("id", "name", "status", "next_action", "last_step", "usage", "diagnosis", "output"):
         if fields.get(name) is not None:
-            click.echo(f"{name}: {fields[name]}")
+            print_line(f"{name}: {fields[name]}", lines=name == "output")
 
 
 @command.command("steps")
@@ -173,7 +176,7 @@ def steps(agent: str, after: int, as_json: bool) -> None:
 @click.argument("agent")
 def pause(agent: str) -> None:
     """Let the running step finish, then hold. Messages and answers are still accepted."""
-    click.echo(_with_client(lambda client: client.pause(agent)).status)
+    print_line(_with_client(lambda client: client.pause(agent)).status)
 
 
 @command.command("resume")
@@ -181,14 +184,14 @@ def pause(agent: str) -> None:
 @click.option("--force", is_flag=True, help="A crashed agent: go on from the last valid step.")
 def resume(agent: str, force: bool) -> None:
     """Go on from the last saved step."""
-    click.echo(_with_client(lambda client: client.resume(agent, force=force)).status)
+    print_line(_with_client(lambda client: client.resume(agent, force=force)).status)
 
 
 @command.command("restart")
 @click.argument("agent")
 def restart(agent: str) -> None:
     """Void what a crashed agent did since the last message from a person, and let it answer that again."""
-    click.echo(_with_client(lambda client: client.resume(agent, restart=True)).status)
+    print_line(_with_client(lambda client: client.resume(agent, restart=True)).status)
 
 
 @command.command("cancel")

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from omnara.cli.output import json_option, print_json, run
+from omnara.cli.visible import visible
 
 if TYPE_CHECKING:
     from omnara.db.checks import CheckResult
@@ -43,9 +44,9 @@ def command(as_json: bool) -> None:
     else:
         for finding in findings:
             mark = click.style("ok   ", fg="green") if finding.ok else click.style("WRONG", fg="red")
-            click.echo(f"{mark} {finding.name}: {finding.detail}")
+            click.echo(f"{mark} {finding.name}: {visible(finding.detail)}")
             if not finding.ok and finding.fix:
-                click.echo(f"      → {finding.fix}")
+                click.echo(f"      → {visible(finding.fix)}")
     if not all(finding.ok for finding in findings):
         raise SystemExit(1)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from omnara.cli.output import json_option, print_json, print_table, run
+from omnara.cli.output import json_option, print_json, print_line, print_table, run
 
 if TYPE_CHECKING:
     from omnara.db.accounts import TokenRow
@@ -85,4 +85,4 @@ def revoke(key_id: str) -> None:
     from omnara.engine.bootstrap import revoke_key
 
     row = _with_pool(lambda pool: revoke_key(pool, key_id))
-    click.echo(f"revoked {row.name}")
+    print_line(f"revoked {row.name}")

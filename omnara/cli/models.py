@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from omnara.cli.output import json_option, print_json, print_table, run
+from omnara.cli.output import json_option, print_json, print_line, print_table, run
+from omnara.cli.visible import visible
 
 if TYPE_CHECKING:
     from omnara.db.catalog import ListedModel
@@ -113,7 +114,7 @@ def probe(provider: str, as_json: bool) -> None:
     found = run(probe_models(target, check_address=address_check(allow_list(load()))))
     if isinstance(found, ProbeFailed):
         refused = _Away if found.reason in ("connection", "timeout") else click.ClickException
-        raise refused(f"{provider}: {found.message}")
+        raise refused(visible(f"{provider}: {found.message}"))
     _show_catalogue(provider, target.base_url, found, listed, as_json=as_json)
 
 
@@ -148,7 +149,7 @@ def _show_catalogue(
     if not found.complete:
         click.echo(f"… and more than these {len(found.slugs)}")
     if missing:
-        click.echo(f"configured, but not offered: {', '.join(missing)}")
+        print_line(f"configured, but not offered: {', '.join(missing)}")
 
 
 @command.command("add")

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-__all__ = ["json_option", "print_json", "print_table", "run"]
+from omnara.cli.visible import visible, visible_json
+
+__all__ = ["json_option", "print_json", "print_line", "print_table", "run"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,31 +26,49 @@ def json_option(command: F) -> F:
 
 def print_json(value: Any) -> None:
     """Print `value` as indented JSON on standard output; Structs, UUIDs and times included."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    click.echo(visible_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()))
+
+
+def print_line(text: str, *, lines: bool = False, err: bool = False) -> None:
+    """Print text that others may have written, harmless to a terminal; line breaks in it only with `lines`."""
+    click.echo(visible(text, lines=lines), err=err)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, empty: str) -> None:
-    """Print rows under their columns, or the sentence `empty`. Ids are never cut, whatever the width."""
+    """Print rows under their columns, or the sentence `empty`. Ids are never cut, whatever the width.
+
+    Into a file or a pipe, each row is one line with tabs between its cells.
+    """
     if not rows:
-        click.echo(empty)
+        print_line(empty)
         return
+    cells = [[_text(row.get(column)) for column in columns] for row in rows]
+    if sys.stdout.isatty():
+        _draw(columns, cells)
+        return
+    for line in (columns, *cells):
+        click.echo("\t".join(line))
+
+
+def _draw(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Draw a table that fits the terminal. Cells are no markup: `[bold]` in a name is part of the name."""
     # Imported here: rich takes longer to load than most commands run.
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column == "id")
-    for row in rows:
-        table.add_row(*(_text(row.get(column)) for column in columns))
-    console = Console(soft_wrap=not sys.stdout.isatty())
-    console.print(table)
+    for line in cells:
+        table.add_row(*(Text(cell) for cell in line))
+    Console().print(table)
 
 
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return value.isoformat(sep=" ", timespec="seconds") if hasattr(value, "isoformat") else str(value)
+    return value.isoformat(sep=" ", timespec="seconds") if hasattr(value, "isoformat") else visible(str(value))
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

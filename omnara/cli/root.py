@@ -89,10 +89,11 @@ def main() -> None:
     except Exception as error:
         # Imported here: it knows the client's errors, and so loads an HTTP library that `--help` does not need.
         from omnara.cli.failures import explain
+        from omnara.cli.visible import visible
 
         failure = explain(error)
         if failure is None:
             raise
-        click.echo(f"error: {failure.text}", err=True)
+        click.echo(f"error: {visible(failure.text, lines=True)}", err=True)
         sys.exit(failure.exit_code)
     sys.exit(code if isinstance(code, int) else 0)

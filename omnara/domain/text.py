@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 _BAD = re.compile("[\x00\ud800-\udfff]")
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def clean_text(text: str) -> str:
@@ -34,6 +35,11 @@ def clean(value: Any) -> Any:
         same = all(k is key and v is item for (k, v), (key, item) in zip(pairs, value.items(), strict=True))
         return value if same else dict(pairs)
     return value
+
+
+def has_controls(text: str) -> bool:
+    """True when a line of text has what a terminal or a log would take for a command or for the end of the line."""
+    return _CONTROLS.search(text) is not None
 
 
 def is_blank(text: str) -> bool:

@@ -18,7 +18,7 @@ from omnara.db.agents import AgentRow
 from omnara.db.connection import Connection
 from omnara.db.inputs import InputRow, NewMessage
 from omnara.domain.content import TextBlock
-from omnara.domain.text import clean_text
+from omnara.domain.text import clean_text, has_controls
 from omnara.engine.actors import actor_for
 from omnara.engine.appending import Appending
 from omnara.engine.config_change import add_config_change
@@ -79,6 +79,8 @@ async def launch_agent(
 
 def new_agent(name: str | None, message: str | None, key: str | None) -> NewAgent:
     """Check and clean the parts of a launch. Raises InvalidRequest, RequestTooLarge."""
+    if name is not None and has_controls(name):
+        raise InvalidRequest("name must not have control characters or line breaks")
     shown = clean_text(name).strip() if name is not None else ""
     if len(shown) > MAX_NAME_CHARS:
         raise InvalidRequest(f"name must not be longer than {MAX_NAME_CHARS} characters")

@@ -17,7 +17,6 @@ from omnara.db import catalog
 from omnara.db.catalog import GrantedName
 from omnara.db.connection import Connection
 from omnara.domain.config import canonical_json
-from omnara.domain.text import is_blank
 from omnara.engine.configs import draft_of, store_draft
 from omnara.engine.deps import Deps
 from omnara.engine.known_models import facts_of
@@ -86,7 +85,7 @@ def _source(request: FlatLaunch, tools: dict[str, Any], provider: str, model: st
     prompt = request.system_prompt
     document: dict[str, Any] = {
         "version": "v1",
-        "instruction": DEFAULT_INSTRUCTION if prompt is None or is_blank(prompt) else prompt,
+        "instruction": DEFAULT_INSTRUCTION if prompt is None else prompt,
         "model": {"provider_config": provider, "name": model},
     }
     if tools:

@@ -138,6 +138,7 @@ async def test_settings_show_values_and_no_secrets() -> None:
         (["keys", "list"], {"OMNARA_DATA_DIR": "/nonexistent/omnara"}, 2, "omnara serve"),
         (["mock-model", "--script", "nonsense"], {}, 2, "--script"),
         (["serve"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 2, "OMNARA_SECRET_ENCRYPTION_KEYS"),
+        (["agents", "list", "--status", "bogus"], {}, 2, "'idle', 'pausing', 'paused', 'crashed'"),
         (["demo", "--folder", "/nonexistent"], {}, 2, "does not exist"),
         (["models", "add", "justname", "--format", "anthropic", "--base-url", "https://x"], {}, 2, "PROVIDER/NAME"),
     ],

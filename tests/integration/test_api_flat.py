@@ -89,6 +89,10 @@ async def test_names_of_models(server: ApiServer, name: str) -> None:
         ({"temperature": -1}, "validation_failed"),
         ({"temperature": "hot"}, "validation_failed"),
         ({"message": "  "}, "invalid_request"),
+        ({"system_prompt": " \n "}, "invalid_request"),
+        ({"name": "a\nagt_forged  idle"}, "invalid_request"),
+        ({"name": "\x1b]52;c;ZXZpbA==\x07"}, "invalid_request"),
+        ({"name": "\x9b2J"}, "invalid_request"),
         ({"unknown": 1}, "validation_failed"),
     ],
 )

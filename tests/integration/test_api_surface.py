@@ -128,6 +128,8 @@ async def test_launch_once_per_key(server: ApiServer) -> None:
         ({"profile": encode(IdKind.AGENT_PROFILE, new_uuid())}, 404),
         ({"config": "acfg_" + "a" * 25 + "b"}, 400),
         ({"message": "   "}, 400),
+        ({"name": "a\nagt_forged  idle"}, 400),
+        ({"name": "\x1b[2J"}, 400),
     ],
 )
 async def test_launch_refusals(server: ApiServer, change: dict[str, Any], status: int) -> None:

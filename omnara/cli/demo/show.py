@@ -9,8 +9,10 @@ from collections import Counter
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from omnara.cli.demo.verdict import Verdict
+from omnara.cli.visible import visible
 from omnara.client import Event
 from omnara.clock import monotonic
 
@@ -29,8 +31,7 @@ class Show:
     def say(self, text: str, style: str = "") -> None:
         """Print a line with the seconds since the start."""
         if not self._silent:
-            body = escape(text)
-            line = f"[dim]{monotonic() - self._begun:7.2f}[/]  {f'[{style}]{body}[/]' if style else body}"
+            line = Text.assemble((f"{monotonic() - self._begun:7.2f}", "dim"), "  ", (visible(text), style))
             self._console.print(line, no_wrap=True, overflow="ellipsis")
 
     def event(self, event: Event) -> None:
@@ -44,7 +45,7 @@ class Show:
             return 0
         listed = ", ".join(f"{number}: {option}" for number, option in enumerate(options, 1))
         while True:
-            self._console.print(f"{escape(question)} ({escape(listed)}) ", end="")
+            self._console.print(Text(visible(f"{question} ({listed}) ")), end="")
             answer = (await _line()).strip()
             if not answer:
                 return 0
@@ -72,7 +73,7 @@ class Show:
             table.add_row(name, value)
         self._console.print(table)
         for problem in verdict.problems:
-            self._console.print(f"[red]wrong:[/] {escape(problem)}")
+            self._console.print(Text.assemble(("wrong:", "red"), " ", visible(problem)))
         if verdict.ok:
             self._console.print(f"[green]All is right.[/] The same again: omnara demo --seed {verdict.seed}")
 
