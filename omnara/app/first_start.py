@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from omnara.access.tokens import BearerToken
-from omnara.app.keyring import write_private
+from omnara.app.keyring import ring_source, write_private
 from omnara.db.connection import ConnectSettings
 from omnara.db.pool import ApiPool
 from omnara.engine.bootstrap import environment_providers, first_start
 from omnara.errors import ConfigurationError
 from omnara.log import get_logger
 from omnara.settings import Settings
-from omnara.vault import KeyRing
+from omnara.vault import KeyRing, WrongKeyRing
 
 __all__ = ["INITIAL_KEY_FILE", "api_pool", "set_up"]
 
@@ -42,7 +42,10 @@ async def set_up(database: ConnectSettings, ring: KeyRing, settings: Settings) -
     names the path. Raises WrongKeyRing, ConfigurationError, Unavailable.
     """
     async with api_pool(database) as pool:
-        found = await first_start(pool, ring, settings.bootstrap_api_key)
+        try:
+            found = await first_start(pool, ring, settings.bootstrap_api_key)
+        except WrongKeyRing as error:
+            raise WrongKeyRing(f"{ring_source(settings)}: {error.detail}") from error
         if found.created:
             log.info("set up an empty database: organization, project, owner, personal key")
         if found.token is not None:

@@ -16,7 +16,7 @@ from omnara import probes
 from omnara.api.ops import Readiness
 from omnara.app.database import bring_up_to_date, check_room, open_database
 from omnara.app.first_start import set_up
-from omnara.app.keyring import load_ring
+from omnara.app.keyring import load_ring, ring_of
 from omnara.app.listeners import ops_listener
 from omnara.app.parts import Parts, build, build_gateway
 from omnara.db.connection import ConnectSettings
@@ -74,9 +74,9 @@ async def serve(settings: Settings) -> int:
 
 async def _prepare(settings: Settings, database: ConnectSettings, metrics: Metrics, gateway: ModelGateway) -> Parts:
     """Check the database, bring the schema up to date, set up what a first start sets up, build the parts."""
-    ring = load_ring(settings, embedded=database.embedded)
     await check_room(database)
     await bring_up_to_date(database)
+    ring = await ring_of(settings, database)
     await set_up(database, ring, settings)
     return build(settings, database, ring, metrics, gateway)
 

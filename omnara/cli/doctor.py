@@ -57,9 +57,11 @@ async def _examine() -> list[Finding]:
     from omnara.db.migrate import check_schema
     from omnara.db.selftest import run_selftest
     from omnara.errors import OmnaraError
+    from omnara.log import configure
     from omnara.settings import load, unknown_variables
 
     settings = load()
+    configure(settings.log_level, settings.log_format)
     warnings = unknown_variables()
     findings = [Finding("settings", not warnings, "; ".join(warnings) or "all variables are known", "fix the names")]
     try:
@@ -96,21 +98,25 @@ def _schema(missing: tuple[int, ...]) -> Finding:
 async def _keys(settings: Settings, database: ConnectSettings) -> Finding:
     """Whether the key ring is this database's. Reads only."""
     from omnara.app.database import direct_connection
-    from omnara.app.keyring import RING_FILE, load_ring
+    from omnara.app.keyring import RING_FILE, load_ring, ring_source
     from omnara.db.accounts import installation_value
     from omnara.engine.bootstrap import CHECK_NAME
     from omnara.errors import ConfigurationError
     from omnara.vault import verify_check_value
 
-    if database.embedded and settings.secret_encryption_keys is None and not (settings.data_dir / RING_FILE).exists():
-        return Finding("key ring", True, "none yet; the first start makes one")
+    async with direct_connection(database) as connection:
+        stored = await installation_value(connection, CHECK_NAME)
+    path = settings.data_dir / RING_FILE
+    if database.embedded and settings.secret_encryption_keys is None and not path.exists():
+        if stored is None:
+            return Finding("key ring", True, "none yet; the first start makes one")
+        return Finding("key ring", False, f"{path} is missing", "restore the file from a backup")
     try:
         ring = load_ring(settings, embedded=database.embedded)
-        async with direct_connection(database) as connection:
-            stored = await installation_value(connection, CHECK_NAME)
         if stored is None:
             return Finding("key ring", True, "readable; the database has not seen one yet")
         verify_check_value(stored, ring)
     except ConfigurationError as error:
-        return Finding("key ring", False, error.detail or str(error), "use the ring that this database was set up with")
+        detail = f"{ring_source(settings)}: {error.detail or error}"
+        return Finding("key ring", False, detail, "use the ring that this database was set up with")
     return Finding("key ring", True, "it is this database's ring")

@@ -36,10 +36,14 @@ def command() -> None:
 def _with_pool(work: Callable[[ApiPool], Awaitable[T]]) -> T:
     from omnara.app.database import visit_database
     from omnara.app.first_start import api_pool
+    from omnara.log import configure
     from omnara.settings import load
 
+    settings = load()
+    configure(settings.log_level, settings.log_format)
+
     async def main() -> T:
-        async with visit_database(load()) as database, api_pool(database) as pool:
+        async with visit_database(settings) as database, api_pool(database) as pool:
             return await work(pool)
 
     return run(main())

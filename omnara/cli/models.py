@@ -45,14 +45,16 @@ def command() -> None:
 def _with_pool(work: Callable[[ApiPool, KeyRing], Awaitable[T]]) -> T:
     from omnara.app.database import visit_database
     from omnara.app.first_start import api_pool
-    from omnara.app.keyring import load_ring
+    from omnara.app.keyring import ring_of
+    from omnara.log import configure
     from omnara.settings import load
 
     settings = load()
+    configure(settings.log_level, settings.log_format)
 
     async def main() -> T:
         async with visit_database(settings) as database, api_pool(database) as pool:
-            return await work(pool, load_ring(settings, embedded=database.embedded))
+            return await work(pool, await ring_of(settings, database))
 
     return run(main())
 
