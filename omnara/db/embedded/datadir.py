@@ -26,6 +26,7 @@ _SHARED_HOME: Final = Path("/var/lib/omnara")
 _SOCKET_PATH_LIMIT: Final = 90
 """Bytes; a Unix socket's path may have 107, and `/.s.PGSQL.<port>` comes on top."""
 _INITDB_LIMIT_S: Final = 300.0
+_REASON_LINES: Final = 5
 ROLE: Final = "omnara"
 DATABASE: Final = "omnara"
 
@@ -80,6 +81,7 @@ class DataDir:
         except OSError as exc:
             raise ConfigurationError(f"the data directory {root} cannot be made: {exc.strerror}") from exc
         root = root.resolve()
+        _close_to_others(root)
         if account is None:
             return cls(root, root, None)
         if can_reach(root, account):
@@ -180,8 +182,7 @@ class DataDir:
         )
         if done.returncode != 0:
             shutil.rmtree(target, ignore_errors=True)
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ConfigurationError(f"the embedded database cannot be made in {self.root}: {last}")
+            raise ConfigurationError(f"the embedded database cannot be made in {self.root}: {_why(done.stderr)}")
 
     @contextlib.contextmanager
     def _password_for_initdb(self) -> Iterator[Path]:
@@ -197,6 +198,20 @@ class DataDir:
     def _own(self, path: Path) -> None:
         if self.account is not None:
             os.chown(path, self.account.uid, self.account.gid)
+
+
+def _why(stderr: str) -> str:
+    """Return what initdb said last, as one line: the reason stands before what it says about giving up."""
+    lines = [line.strip() for line in stderr.splitlines()]
+    told = [line for line in lines if line and not line.startswith(("initdb: removing", "initdb: data directory"))]
+    return "; ".join(told[-_REASON_LINES:]) or "no message"
+
+
+def _close_to_others(root: Path) -> None:
+    """Keep others out of a directory that is still empty; one with contents may be shared, and they are private."""
+    if not any(root.iterdir()):
+        with contextlib.suppress(PermissionError):  # somebody else's, who lets us in
+            root.chmod(root.stat().st_mode & ~0o077)
 
 
 def child_environment() -> dict[str, str]:

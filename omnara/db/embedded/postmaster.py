@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import asyncpg
@@ -25,6 +23,7 @@ import structlog
 
 from omnara.db.embedded.binaries import Binaries, run_as
 from omnara.db.embedded.datadir import ROLE, DataDir, child_environment
+from omnara.db.embedded.processes import processes_in, works_in
 from omnara.errors import ConfigurationError
 
 _log = structlog.get_logger(__name__)
@@ -171,6 +170,10 @@ class Postmaster:
             "timezone": "UTC",
             "log_timezone": "UTC",
             "log_line_prefix": "%m [%p] ",
+            # Statements, their parameters and the details of errors hold what users wrote.
+            "log_min_error_statement": "panic",
+            "log_parameter_max_length_on_error": "0",
+            "log_error_verbosity": "terse",
         }
         return settings | self._extra
 
@@ -184,9 +187,10 @@ class Postmaster:
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
         log_file = self._data.log_file
         if log_file.exists() and log_file.stat().st_size > _LOG_LIMIT_BYTES:
+            log_file.chmod(0o600)
             log_file.replace(log_file.with_suffix(".log.old"))
-        with log_file.open("ab") as log:
-            self._log_start = log.tell()
+        with os.fdopen(_private(log_file), "ab") as log:
+            self._log_start = log.seek(0, os.SEEK_END)
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -273,23 +277,8 @@ class Postmaster:
         return (fatal or lines or ["its log is empty"])[-1]
 
 
-def works_in(pid: int, pgdata: Path) -> bool:
-    """Whether process `pid` lives and its working directory is `pgdata`, as that of every Postgres process is."""
-    psutil = _psutil()
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == pgdata.resolve()
-    except (psutil.Error, OSError):
-        return False
-
-
-def processes_in(pgdata: Path) -> Iterator[int]:
-    """Yield the ids of all live processes that work in `pgdata`. Blocking: looks at every process."""
-    for pid in _psutil().pids():
-        if works_in(pid, pgdata):
-            yield pid
-
-
-def _psutil() -> Any:
-    """psutil comes with the embedded extra only, and has no type information."""
-    return importlib.import_module("psutil")
+def _private(path: Path) -> int:
+    """Open for appending, for the owner alone, also a file that an earlier release made for everybody."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o600)
+    return fd
