@@ -105,6 +105,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Spec("OMNARA_LOG_FORMAT", "`auto`: for people on a terminal, JSON elsewhere"),
     ] = "auto"
 
+    # Connections of clients
+    max_connections: Annotated[
+        int,
+        Spec("OMNARA_MAX_CONNECTIONS", "Open connections of the API; at most half the limit of open files", 1, 2**20),
+    ] = 4096
+    request_head_timeout_s: Annotated[
+        float, Spec("OMNARA_REQUEST_HEAD_TIMEOUT", "Limit for a request line with all its headers", 0.05, 600)
+    ] = 10.0
+    request_body_timeout_s: Annotated[
+        float, Spec("OMNARA_REQUEST_BODY_TIMEOUT", "Limit for a body, and a second more for each 64 KiB", 0.05, 3600)
+    ] = 30.0
+
     # Worker
     worker_capacity: Annotated[
         int, Spec("OMNARA_WORKER_CAPACITY", "Agents that run at once in this process", 1, 100_000)

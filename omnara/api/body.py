@@ -6,19 +6,22 @@ Source: api.md §6 (limits, `validation_failed`); field-reports B13 (NUL and lon
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from omnara.errors import OmnaraError, RequestTooLarge, UnsupportedMediaType, ValidationFailed
+from omnara.errors import InvalidRequest, OmnaraError, RequestTooLarge, UnsupportedMediaType, ValidationFailed
 
 T = TypeVar("T")
 
 BODY_LIMIT: Final = 1024 * 1024
 MEDIA_BODY_LIMIT: Final = 48 * 1024 * 1024
 """Of agent inputs and tool results, which may carry files. Source: api.md §6."""
+SLOWEST_BYTES_S: Final = 64 * 1024
+"""Bytes a second that a body must bring once its time has passed: what arrived buys this much more of it."""
 MAX_DEPTH: Final = 100
 """Levels of nesting in free-form JSON. Far above any honest use and far below what recursion can take."""
 
@@ -38,16 +41,24 @@ def check_declared_size(request: web.Request, limit: int) -> None:
         raise RequestTooLarge(f"the body may have {limit} bytes")
 
 
-async def read(request: web.Request, limit: int) -> bytes:
-    """Return the body, at most `limit` bytes. Raises RequestTooLarge, and ValidationFailed for a broken transfer."""
+async def read(request: web.Request, limit: int, *, timeout_s: float) -> bytes:
+    """Return the body, at most `limit` bytes, which has `timeout_s` to arrive and a second more for each 64 KiB.
+
+    Raises RequestTooLarge, InvalidRequest for a body that is too slow, ValidationFailed for a broken transfer.
+    """
     chunks: list[bytes] = []
     size = 0
+    end = asyncio.get_running_loop().time() + timeout_s
     try:
-        async for chunk in request.content.iter_any():
-            size += len(chunk)
-            if size > limit:
-                raise RequestTooLarge(f"the body may have {limit} bytes")
-            chunks.append(chunk)
+        async with asyncio.timeout_at(end) as patience:
+            async for chunk in request.content.iter_any():
+                size += len(chunk)
+                if size > limit:
+                    raise RequestTooLarge(f"the body may have {limit} bytes")
+                chunks.append(chunk)
+                patience.reschedule(end + size / SLOWEST_BYTES_S)
+    except TimeoutError:
+        raise InvalidRequest("the body did not arrive in time") from None
     except (web.RequestPayloadError, ConnectionError, ValueError):
         raise ValidationFailed("the body did not arrive whole") from None
     return b"".join(chunks)

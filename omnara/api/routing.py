@@ -75,7 +75,8 @@ def endpoint(route: Route) -> Callable[[web.Request], Awaitable[web.StreamRespon
         context = request.app[CONTEXT]
         body.check_declared_size(request, route.body_limit)
         principal = await context.authenticator.principal(request)
-        raw = await body.read(request, route.body_limit) if request.body_exists else b""
+        timeout_s = context.deps.settings.request_body_timeout_s
+        raw = await body.read(request, route.body_limit, timeout_s=timeout_s) if request.body_exists else b""
         call = Call(
             request,
             context,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from typing import Final
 
 from aiohttp import web
 
+from omnara.api.connection import ConnectionLimits
 from omnara.api.ops import Check, build_ops_app
 from omnara.api.server import ApiRunner
 from omnara.clock import Deadline
+from omnara.descriptors import connection_cap
 from omnara.errors import ConfigurationError
 from omnara.log import get_logger
 from omnara.metrics import Metrics
-from omnara.settings import Address
+from omnara.settings import Address, Settings
 
-__all__ = ["Listener", "ops_listener"]
+__all__ = ["Listener", "api_limits", "ops_limits", "ops_listener"]
 
 log = get_logger(__name__)
 
@@ -58,7 +61,23 @@ class Listener:
         await self._runner.cleanup()
 
 
-def ops_listener(address: Address, metrics: Metrics, check: Check) -> Listener:
+OPS_CONNECTIONS: Final = 128
+"""Far more than probes and scrapers open, and few enough that they cannot use up the process's open files."""
+
+
+def api_limits(settings: Settings) -> ConnectionLimits:
+    """Return what clients may take of the API's listener, as far as the limit of open files allows."""
+    return ConnectionLimits(
+        head_s=settings.request_head_timeout_s, connections=connection_cap(settings.max_connections)
+    )
+
+
+def ops_limits(settings: Settings) -> ConnectionLimits:
+    """Return what clients may take of the ops listener, whose connections are counted apart from the API's."""
+    return ConnectionLimits(head_s=settings.request_head_timeout_s, connections=OPS_CONNECTIONS)
+
+
+def ops_listener(address: Address, metrics: Metrics, check: Check, limits: ConnectionLimits | None = None) -> Listener:
     """Return the listener with /healthz, /readyz and /metrics; start it first, so that a slow start can be seen."""
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    return Listener("ops", ApiRunner(build_ops_app(metrics, check, started_at=started_at)), address)
+    return Listener("ops", ApiRunner(build_ops_app(metrics, check, started_at=started_at), limits), address)

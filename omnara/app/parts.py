@@ -8,7 +8,7 @@ from omnara.api.server import ApiRunner, build_app, build_hub
 from omnara.app.addresses import address_check, allow_list
 from omnara.app.hints import HintService
 from omnara.app.identity import IdentityService
-from omnara.app.listeners import Listener
+from omnara.app.listeners import Listener, api_limits
 from omnara.app.pools import Pools
 from omnara.db.connection import ConnectSettings
 from omnara.engine.catalog import ModelCatalog
@@ -87,7 +87,8 @@ def build(
 
 def _api(deps: Deps) -> list[Service]:
     hub = build_hub(deps)
-    return [hub, Listener("api", ApiRunner(build_app(deps, hub)), deps.settings.listen)]
+    runner = ApiRunner(build_app(deps, hub), api_limits(deps.settings))
+    return [hub, Listener("api", runner, deps.settings.listen)]
 
 
 def _times(settings: Settings, *, embedded: bool) -> IdentityTimes:

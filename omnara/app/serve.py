@@ -17,10 +17,11 @@ from omnara.api.ops import Readiness
 from omnara.app.database import bring_up_to_date, check_room, open_database
 from omnara.app.first_start import set_up
 from omnara.app.keyring import load_ring, ring_of
-from omnara.app.listeners import ops_listener
+from omnara.app.listeners import ops_limits, ops_listener
 from omnara.app.parts import Parts, build, build_gateway
 from omnara.db.connection import ConnectSettings
 from omnara.db.service import ping
+from omnara.descriptors import raise_limit
 from omnara.engine.bootstrap import environment_endpoints
 from omnara.log import get_logger
 from omnara.metrics import Metrics
@@ -50,6 +51,7 @@ async def serve(settings: Settings) -> int:
     shutdown = Shutdown()
     for warning in unknown_variables():
         log.warning(warning)
+    raise_limit()
     with _signals(shutdown), _probes(settings):
         async with contextlib.AsyncExitStack() as stack:
             if settings.database_url is not None:
@@ -58,7 +60,7 @@ async def serve(settings: Settings) -> int:
             environment_endpoints(settings)
             state = _State()
             metrics = Metrics.create()
-            ops = ops_listener(settings.ops_listen, metrics, state.check)
+            ops = ops_listener(settings.ops_listen, metrics, state.check, ops_limits(settings))
             stack.push_async_callback(ops.stop)
             await ops.start()
             gateway = build_gateway(settings)
