@@ -13,6 +13,7 @@ from typing import Protocol
 
 import aiohttp
 
+from omnara.descriptors import exhausted
 from omnara.domain.stream import ErrorDelta, MessageStop, Sink, Stop, StreamFault
 from omnara.providers.errors import from_response, from_stream, request_id, safe_message
 from omnara.providers.headers import BadCredential, request_headers
@@ -170,5 +171,7 @@ def _refused(error: Exception, target: ModelTarget) -> Failed:
 def _connection_failed(error: Exception, target: ModelTarget) -> Failed:
     """Before the connection stood nothing can have happened at the provider; after it, anything."""
     unsent = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+    if exhausted(error):
+        return _transient("this server has no file descriptor left for a connection", target, ambiguous=not unsent)
     what = "could not connect to the provider" if unsent else "the connection to the provider broke"
     return _transient(f"{what}: {str(error) or type(error).__name__}", target, ambiguous=not unsent)

@@ -11,14 +11,18 @@ from typing import Final
 
 import aiohttp
 
+from omnara.descriptors import exhausted
 from omnara.domain.content import StructuredDataBlock, TextBlock
 from omnara.domain.text import clean_text, is_blank
+from omnara.log import get_logger
 from omnara.tools.extract import TextFormat
 from omnara.tools.fetch import Fetched, FetchFailed, fetch
 from omnara.tools.protocol import Effect, Tool, ToolCallRequest, ToolContext, ToolResult, failed, succeeded
 from omnara.tools.ssrf import AddressBlocked, ResolutionFailed, UrlRefused
 
 __all__ = ["TOOL", "execute"]
+
+log = get_logger(__name__)
 
 _DEFAULT_TIMEOUT_S: Final = 30
 _MAX_URL_CHARS: Final = 8192
@@ -85,6 +89,10 @@ async def execute(call: ToolCallRequest, ctx: ToolContext) -> ToolResult:
 
 
 def _failure(error: Exception) -> ToolResult:
+    if exhausted(error):
+        log.error("a page could not be fetched for want of file descriptors")
+        # Said of this server, or the model takes it for a fact about the other one.
+        return failed("This server could not open a connection just now; try again later.", "tool_fault")
     match error:
         case FetchFailed(status=None):
             return failed(str(error), error.code)
