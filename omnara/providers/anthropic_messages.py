@@ -16,6 +16,7 @@ from omnara.providers import anthropic_wire as wire
 from omnara.providers.anthropic_replay import WireBlock, signed_content
 from omnara.providers.anthropic_request import MessagesRenderer, head, url
 from omnara.providers.json_events import BadEvent
+from omnara.providers.names import is_sendable_id
 from omnara.providers.output import OutputBuilder
 from omnara.providers.protocol import ModelCall, ModelTarget, Outcome
 from omnara.providers.replay import Replay, pack
@@ -122,7 +123,9 @@ class _Assembler:
         elif started.type == "redacted_thinking":
             block.data = started.data or ""
         elif started.type == "tool_use":
-            block.index = self._output.open_call(started.id or "", started.name or "")
+            # An id that some endpoint let through and a strict one refuses counts as missing: ours takes its place.
+            call_id = started.id if started.id and is_sendable_id(started.id) else ""
+            block.index = self._output.open_call(call_id, started.name or "")
             block.given = started.input
 
     def _delta(self, event: wire.BlockDelta) -> None:

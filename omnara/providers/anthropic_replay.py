@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from omnara.domain.text import clean_text, is_blank
+from omnara.providers.names import sent_name
 from omnara.providers.output import OutputBuilder
 
 
@@ -52,5 +53,6 @@ def _value(block: WireBlock, output: OutputBuilder, ids: Iterator[str]) -> dict[
         return None if is_blank(text) else {"type": "text", "text": text}
     if block.type == "tool_use":
         arguments, _ = output.arguments(block.index)
-        return {"type": "tool_use", "id": next(ids), "name": output.call_name(block.index), "input": arguments}
+        name = sent_name(output.call_name(block.index))
+        return {"type": "tool_use", "id": next(ids), "name": name, "input": arguments}
     return None

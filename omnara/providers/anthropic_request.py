@@ -17,7 +17,7 @@ from omnara.domain.content import TextBlock
 from omnara.domain.context import AssistantMessage, Message, ToolResultsMessage, UserMessage
 from omnara.domain.events import EventMeta
 from omnara.domain.text import is_blank
-from omnara.providers.names import offered_schema, sent_name
+from omnara.providers.names import is_sendable_id, offered_schema, sent_name
 from omnara.providers.protocol import CacheRetention, ModelCall, ModelTarget
 from omnara.providers.replay import Replay
 
@@ -97,6 +97,10 @@ class MessagesRenderer:
     def same_model(self, meta: EventMeta) -> bool:
         """See `Renderer.same_model`."""
         return (meta.api_format, meta.provider, meta.model) == self.key
+
+    def takes_id(self, call_id: str) -> bool:
+        """See `Renderer.takes_id`."""
+        return is_sendable_id(call_id)
 
     def group(self, messages: Sequence[Message], ids: dict[str, str], *, marked: bool) -> bytes:
         """See `Renderer.group`. One user message: roles alternate, and results come first in it."""

@@ -75,6 +75,10 @@ class ChatRenderer:
         """See `Renderer.same_model`."""
         return (meta.api_format, meta.provider, meta.model) == self.key
 
+    def takes_id(self, call_id: str) -> bool:
+        """See `Renderer.takes_id`: this format has no rule for ids."""
+        return True
+
     def group(self, messages: Sequence[Message], ids: dict[str, str], *, marked: bool) -> bytes:
         """See `Renderer.group`. A message per result, then the texts as one; the format has no cache mark."""
         objects: list[bytes] = []

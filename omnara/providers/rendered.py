@@ -34,6 +34,10 @@ class Renderer(Protocol):
         """Whether an output with this `meta` came from the model that is asked now."""
         ...
 
+    def takes_id(self, call_id: str) -> bool:
+        """Whether an endpoint of this format takes a call back under this id."""
+        ...
+
 
 class RenderedHistory:
     """One agent's settled messages in the bytes of one wire format. A cache slot: an empty one is always correct.
@@ -128,6 +132,8 @@ class RenderedHistory:
             replay = unpack(message.replay, message.sequence, calls=len(calls))
         if replay is not None and not self._used.isdisjoint(replay.call_ids):
             replay = None  # some servers count their ids from zero in every answer, and others refuse that
+        if replay is not None and not all(map(renderer.takes_id, replay.call_ids)):
+            replay = None  # stored before such ids were replaced as they arrive
         names = replay.call_ids if replay is not None else tuple(call.tool_call_id for call in calls)
         self._used.update(names)
         self._ids = {call.tool_call_id: name for call, name in zip(calls, names, strict=True)}

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -305,6 +306,39 @@ def test_arguments(text: str, value: dict[str, Any], problem: str | None) -> Non
     read, wrong = read_arguments(text)
     assert read == value
     assert (wrong is None) if problem is None else (wrong is not None and problem in wrong)
+
+
+@pytest.mark.parametrize("given", ["call:1", "a b", "ü", "functions.look:0", "x\n"])
+@pytest.mark.parametrize("signed", [False, True])
+async def test_an_id_that_strict_endpoints_refuse_is_replaced(
+    gateway: ModelGateway, endpoint: Canned, given: str, signed: bool
+) -> None:
+    thought = block(0, "thinking", thinking="hm", signature="abc") if signed else []
+    call = block(1, "tool_use", id=given, name="look at", input={"n": 1})
+    outcome = await answer(gateway, endpoint, *message(thought, call, stop="tool_use"), api_format=ANTHROPIC)
+    assert isinstance(outcome, Completed)
+    assert outcome.replay is not None
+    [requested] = outcome.calls
+    kept = unpack(outcome.replay, 1, calls=1)
+    assert kept.call_ids == (requested.provider_call_id,) == (requested.public_id,)
+    if signed:
+        used = json.loads(kept.content[-1])
+        assert (used["id"], used["name"]) == (requested.public_id, "look_at")
+
+
+async def test_such_ids_that_are_stored_are_not_sent(gateway: ModelGateway, endpoint: Canned) -> None:
+    driver = Driver(gateway, target(endpoint, ANTHROPIC))
+    driver.log.user("go")
+    call = call_block()
+    content = msgspec.json.encode({"type": "tool_use", "id": "call:1", "name": call.name, "input": {}})
+    meta = EventMeta(2, "p", ANTHROPIC, "m", "r")
+    driver.log.output(call, meta=meta, replay=pack(Replay(ANTHROPIC, ("call:1",), (content,))))
+    driver.log.result(call.tool_call_id, TextBlock("ok"))
+    endpoint.say(*message(block(0, "text", text="hi")))
+    assert isinstance(await driver.attempt(), Completed)
+    [(_, sent)] = endpoint.requests
+    assert b"call:1" not in sent
+    assert sent.count(call.tool_call_id.encode()) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "version", "calls"])
