@@ -18,6 +18,7 @@ from omnara.setting_types import Address, Role, Spec, default_text, parse
 __all__ = ["Address", "Role", "Settings", "Spec", "child_environment", "load", "markdown_table", "unknown_variables"]
 
 _DEFAULTS: Final = Settings()
+_HEADER_KEYS: Final = frozenset({"anthropic_api_key", "openai_api_key", "api_key"})
 _IGNORED_PREFIX: Final = "OMNARA_TEST_"
 """Variables of the test suite, which a server started by a test inherits."""
 
@@ -40,10 +41,19 @@ def load(environ: Mapping[str, str] | None = None, *, overrides: Mapping[str, st
         except ValueError as error:
             problems.append(f"{spec.env} {error}")
     settings = Settings(**values)
+    problems.extend(_unsendable(settings))
     problems.extend(_contradictions(settings))
     if problems:
         raise ConfigurationError("; ".join(problems))
     return settings
+
+
+def _unsendable(settings: Settings) -> Iterator[str]:
+    """Keys that no HTTP header carries: better told now than as a failure of every call."""
+    for name, _, spec in SPECS:
+        key = getattr(settings, name) if name in _HEADER_KEYS else None
+        if key and not all("!" <= character <= "~" for character in key):
+            yield f"{spec.env} must be printable ASCII without blanks or line breaks"
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:

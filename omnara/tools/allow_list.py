@@ -6,12 +6,16 @@ Everything private is closed by default (see `ssrf`); this is the list of except
 from __future__ import annotations
 
 import ipaddress
+from typing import Final
 
 import msgspec
 
 from omnara.errors import ConfigurationError
 
 __all__ = ["Address", "AllowList", "Network", "normal_host", "parse_allow_list", "read_address", "unmapped"]
+
+_NAME: Final = "OMNARA_ALLOWED_PRIVATE_HOSTS"
+_FORMS: Final = "host, host:port, address or network such as 10.0.0.0/8"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -66,7 +70,7 @@ def _parse_network(entry: str) -> Network:
     try:
         return ipaddress.ip_network(entry, strict=False)
     except ValueError as error:
-        raise ConfigurationError(f"allowed private hosts: {entry!r} is not a network") from error
+        raise ConfigurationError(f"{_NAME}: {entry!r} is not a network") from error
 
 
 def _split_port(entry: str) -> tuple[str, int | None]:
@@ -76,9 +80,11 @@ def _split_port(entry: str) -> tuple[str, int | None]:
     if not separator:
         host, port = entry, ""
     name = normal_host(host)
+    if "*" in name:
+        raise ConfigurationError(f"{_NAME}: {entry!r} is a wildcard, which is not taken; name each {_FORMS}")
     readable = bool(name) and not set(name) & set(" /@?#[]") and (":" not in name or read_address(name) is not None)
     if not readable or (separator and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
-        raise ConfigurationError(f"allowed private hosts: {entry!r} is neither a host, host:port nor a network")
+        raise ConfigurationError(f"{_NAME}: {entry!r} is no {_FORMS}")
     return name, int(port) if separator else None
 
 

@@ -139,6 +139,8 @@ async def test_settings_show_values_and_no_secrets() -> None:
         (["mock-model", "--script", "nonsense"], {}, 2, "--script"),
         (["serve"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 2, "OMNARA_SECRET_ENCRYPTION_KEYS"),
         (["agents", "list", "--status", "bogus"], {}, 2, "'idle', 'pausing', 'paused', 'crashed'"),
+        (["serve"], {"ANTHROPIC_API_KEY": "sk-ant\nx"}, 2, "ANTHROPIC_API_KEY must be printable ASCII"),
+        (["serve"], {"OMNARA_ALLOWED_PRIVATE_HOSTS": "*"}, 2, "OMNARA_ALLOWED_PRIVATE_HOSTS: '*' is a wildcard"),
         (["demo", "--folder", "/nonexistent"], {}, 2, "does not exist"),
         (["models", "add", "justname", "--format", "anthropic", "--base-url", "https://x"], {}, 2, "PROVIDER/NAME"),
     ],

@@ -66,6 +66,15 @@ def test_a_wrong_value_names_the_variable_and_what_is_expected(variable: str, te
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OMNARA_API_KEY"])
+@pytest.mark.parametrize("broken", ["canary\n7f3a", "canary 7f3a", "canary\t7f3a", "canary–7f3a", "canary\x7f"])
+def test_a_key_that_no_header_carries_is_refused(variable: str, broken: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{variable} must be printable ASCII") as caught:
+        settings.load({variable: broken})
+    assert "canary" not in str(caught.value)
+    assert settings.load({variable: "  sk-ant-api03_AZaz09.+/=~ \n"})
+
+
 def test_a_wrong_value_is_not_repeated() -> None:
     secret = "k1:canary-7f3a"
     with pytest.raises(ConfigurationError) as caught:

@@ -203,7 +203,7 @@ def test_allow_lists_are_read() -> None:
     "entry", ["10.0.0.0/99", "host:0", "host:65536", "host:x", "host:", "http://x", "a b", ":80", "x:y:80", "host:８０"]
 )
 def test_unreadable_entries_are_named(entry: str) -> None:
-    with pytest.raises(ConfigurationError, match="allowed private hosts"):
+    with pytest.raises(ConfigurationError, match="OMNARA_ALLOWED_PRIVATE_HOSTS"):
         parse_allow_list(f"fine.internal,{entry}")
 
 
@@ -242,3 +242,9 @@ def test_endpoints_that_are_accepted(url: str, allow: AllowList) -> None:
 def test_endpoints_that_are_refused(url: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         check_endpoint(url, CLOSED)
+
+
+@pytest.mark.parametrize("entry", ["*", "*:8080", "*.internal", "10.0.0.*"])
+def test_a_wildcard_is_refused_and_what_is_taken_is_named(entry: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"OMNARA_ALLOWED_PRIVATE_HOSTS.*wildcard.*host:port.*10\.0\.0\.0/8"):
+        parse_allow_list(f"fine.internal,{entry}")
