@@ -16,6 +16,8 @@ from typing import Any, Final, Literal, TextIO
 
 import structlog
 
+from omnara.visible import visible, visible_json
+
 __all__ = ["Level", "configure", "get_logger", "ids", "note", "redact"]
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -26,6 +28,8 @@ _LEVELS: Final[Mapping[Level, int]] = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+
+_JSON: Final = structlog.processors.JSONRenderer(ensure_ascii=False)
 
 REDACTED: Final = "[redacted]"
 
@@ -71,6 +75,19 @@ def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
     return event
 
 
+def _for_a_terminal(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Spell out what a terminal would obey: providers' messages and users' names are logged too."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = visible(value, lines=name == "exception")
+    return event
+
+
+def _as_json(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+    line = _JSON(logger, method, event)
+    return visible_json(line if isinstance(line, str) else line.decode())
+
+
 def configure(
     level: Level = "info", form: Literal["auto", "json", "console"] = "auto", *, stream: TextIO | None = None
 ) -> None:
@@ -94,14 +111,12 @@ def configure(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=out.isatty())
-        if as_text
-        else structlog.processors.JSONRenderer(ensure_ascii=False)
+    rendered: list[Any] = (
+        [_for_a_terminal, structlog.dev.ConsoleRenderer(colors=out.isatty())] if as_text else [_as_json]
     )
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendered],
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(formatter)

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from omnara.cli.output import json_option, print_json, run
-from omnara.cli.visible import visible
+from omnara.visible import visible
 
 if TYPE_CHECKING:
     from omnara.db.checks import CheckResult

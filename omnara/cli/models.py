@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from omnara.cli.output import json_option, print_json, print_line, print_table, run
-from omnara.cli.visible import visible
+from omnara.visible import visible
 
 if TYPE_CHECKING:
     from omnara.db.catalog import ListedModel

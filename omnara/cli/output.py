@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from omnara.cli.visible import visible, visible_json
+from omnara.visible import visible, visible_json
 
 __all__ = ["json_option", "print_json", "print_line", "print_table", "run"]
 

@@ -89,7 +89,7 @@ def main() -> None:
     except Exception as error:
         # Imported here: it knows the client's errors, and so loads an HTTP library that `--help` does not need.
         from omnara.cli.failures import explain
-        from omnara.cli.visible import visible
+        from omnara.visible import visible
 
         failure = explain(error)
         if failure is None:

@@ -13,8 +13,8 @@ import pytest
 from omnara.cli.agents import describe
 from omnara.cli.demo.show import Show
 from omnara.cli.output import print_json, print_line, print_table
-from omnara.cli.visible import visible
 from omnara.client import Event
+from omnara.visible import visible
 
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
 FORGED = "harmless\nagt_forged\tidle"

@@ -6,7 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -101,3 +101,17 @@ def test_a_terminal_gets_text_and_a_pipe_gets_json() -> None:
     assert "hello" in screen.getvalue()
     assert not screen.getvalue().startswith("{")
     assert json.loads(pipe.getvalue())["event"] == "hello"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_nothing_in_a_line_is_obeyed_by_a_terminal(out: io.StringIO, form: Literal["json", "console"]) -> None:
+    log.configure("info", form, stream=out)
+    hostile = "\x1b]52;c;ZXZpbA==\x07\x9b2J\r\u202e"
+    logger = log.get_logger("omnara.test")
+    logger.warning(f"said {hostile}", message=hostile, nested=[hostile])
+    try:
+        raise RuntimeError(hostile)
+    except RuntimeError:
+        logger.exception("broken")
+    assert "52;c;ZXZpbA==" in out.getvalue()
+    assert out.getvalue().replace("\n", "").isprintable()

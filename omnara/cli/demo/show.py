@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from omnara.cli.demo.verdict import Verdict
-from omnara.cli.visible import visible
 from omnara.client import Event
 from omnara.clock import monotonic
+from omnara.visible import visible
 
 __all__ = ["Show"]
 
