@@ -1,8 +1,7 @@
 """One claimed agent being run: read once, then step after step for as long as the claim is kept.
 
-A step costs one statement: the save of this step begins the next. Memory follows the log: what was just saved is folded
-in, and read again only when somebody else has written to the agent. A run never decides that it still owns its agent;
-the fence in every save does.
+A step costs one statement: the save of this step begins the next. What was just saved is folded in, and read again only
+when somebody else has written to the agent. Whether a run still owns its agent, the fence in every save decides.
 Source: DESIGN §3 "Three verbs", §4; engine.md §3.2, §4.
 """
 
@@ -24,6 +23,7 @@ from omnara.domain.step import CallModel, Idle, Park, RunTools, Situation, Waiti
 from omnara.engine.model_step import (
     Begun,
     Next,
+    SavedOutput,
     accept_output,
     advance_for,
     begin_model,
@@ -153,15 +153,21 @@ class AgentRun:
         probes.hit("model_begun", agent_id=self.claim.agent_id, attempt=begun.attempt)
         try:
             outcome = await call_model(self._deps, self.claim.agent_id, begun, plan, entry)
+            output = accept_output(begun, plan, outcome) if isinstance(outcome, Completed) else None
         except DamagedReplay as damage:
             raise DamagedLog([damage.sequence], str(damage)) from damage
+        except Exception:  # a fault of ours spends an attempt: it must not spin, with a paid call each time
+            log.exception("model_step_fault")
+            outcome, output = Failed(kind="unknown", message="the server failed at this call; its log says how"), None
         self._host.counters.attempt(outcome.kind if isinstance(outcome, Failed) else "none")
-        if isinstance(outcome, Completed):
-            return await self._save_output(begun, plan, outcome)
+        if isinstance(outcome, Completed) and output is not None:
+            return await self._save_output(begun, plan, output, outcome)
+        assert isinstance(outcome, Failed), "what is completed has an output"
         return await self._save_failed(begun, plan, outcome)
 
-    async def _save_output(self, begun: Begun, plan: StepPlan, done: Completed) -> Begun | ToolsBegun | None:
-        output = accept_output(begun, plan, done)
+    async def _save_output(
+        self, begun: Begun, plan: StepPlan, output: SavedOutput, done: Completed
+    ) -> Begun | ToolsBegun | None:
         upcoming = await self._upcoming(plan)
         self._open_calls = output.open_calls
         usage = msgspec.json.encode(done.usage).decode()

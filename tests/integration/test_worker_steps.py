@@ -260,3 +260,25 @@ async def test_bad_characters_are_stored_as_replacements(database: str) -> None:
             events = await engine.events(agent)
     assert events[2][2]["content_blocks"][0]["input"] == {"k\ufffd": "v\ufffd"}
     assert events[3][2]["content_blocks"] == [{"type": "text", "text": "a\ufffdb\ufffd"}]
+
+
+async def test_a_fault_of_ours_spends_attempts_and_then_ends_the_turn(database: str) -> None:
+    calls = 0
+
+    def script(_call: ModelCall) -> Outcome:
+        nonlocal calls
+        calls += 1
+        if calls <= 9:
+            raise ZeroDivisionError("a bug")
+        return say("mended")
+
+    async with engine_on(database, script) as engine:
+        [agent] = await engine.add_agents()
+        await engine.start(model_retry_base_s=0.001, model_retry_cap_s=0.005)
+        await engine.say(agent)
+        await engine.until_idle(agent)
+        assert calls == 9
+        assert (await engine.events(agent))[-1][2]["stop_reason"] == "error"
+        await engine.say(agent, "again")
+        await engine.until_idle(agent)
+        assert (await engine.events(agent))[-1][2]["stop_reason"] == "end_turn"
