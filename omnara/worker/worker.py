@@ -1,8 +1,7 @@
 """The worker: claims agents, runs them as coroutines, and never believes that it owns one without asking.
 
-It follows its identity (attached, detached, declared dead), compares its claims with the database at intervals, and
-drains when the process stops: the running step is saved, then the claim is given back.
-Source: DESIGN §3; coordination §5, §7, §11.1.
+It follows its identity, compares its claims with the database at intervals, and drains when the process stops: the
+running step is saved, then the claim is given back. Source: DESIGN §3; coordination §5, §7, §11.1.
 """
 
 from __future__ import annotations
