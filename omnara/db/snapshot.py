@@ -47,10 +47,16 @@ async def read_open_calls(connection: Connection, agent_id: UUID, output_sequenc
     return tuple(OpenCall(row[0], row[1], row[2], row[3], _INPUT.decode(row[4]), row[5]) for row in rows)
 
 
-async def read_waiting_inputs(connection: Connection, agent_id: UUID) -> list[WaitingInput]:
-    """Return all steering inputs and the first two queued ones (the second only tells that there are more)."""
-    rows = await connection.fetch(_SQL["read_waiting_inputs"], agent_id)
-    return [WaitingInput(*row) for row in rows]
+async def read_for_step(
+    connection: Connection, agent_id: UUID, from_sequence: int, head: int
+) -> tuple[list[tuple[Any, ...]], list[WaitingInput]]:
+    """Return raw rows of the log between two sequences (at most a page, as `read_events` gives them), and what waits:
+    all steering inputs and the first two queued ones (the second only tells that there are more).
+    """
+    rows = await connection.fetch(_SQL["read_for_step"], agent_id, from_sequence, head, EVENT_PAGE)
+    events = [tuple(row)[1:11] for row in rows if row[0] == 0]
+    waiting = [WaitingInput(row[2], row[3], row[1], row[7], row[4], row[11]) for row in rows if row[0]]
+    return events, waiting
 
 
 async def step_config(connection: Connection, agent_id: UUID, number: int) -> UUID | None:

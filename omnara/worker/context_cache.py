@@ -59,6 +59,24 @@ class CachedContext:
             self.context.apply(event)
             self.last_id = event.id
 
+    def absorb(self, rows: Sequence[object]) -> bool:
+        """Fold rows of the log that start at `next_read`. False when they do not fit, or one is damaged or missing.
+
+        After False the entry may have a hole: throw it away, and `catch_up` a new one, which says what is wrong.
+        """
+        if self.last_id is not None:
+            if not rows or rows[0][0] != self.context.sequence or rows[0][1] != self.last_id:  # type: ignore[index]
+                return False
+            rows = rows[1:]
+        damaged: list[DamagedEvent] = []
+        self._fold_rows(rows, damaged)
+        return not damaged
+
+    @property
+    def next_read(self) -> int:
+        """Where the log is to be read from: the last known event inclusive, to see whether it still is the one."""
+        return max(self.context.sequence, 1)
+
     async def catch_up(self, connection: Connection, agent_id: UUID, head: int) -> bool:
         """Read the log from the last known event on, up to `head` and no further. False when the entry is stale.
 
@@ -67,7 +85,7 @@ class CachedContext:
         """
         damaged: list[DamagedEvent] = []
         while self.context.sequence < head or self.last_id is not None:
-            start = max(self.context.sequence, 1)
+            start = self.next_read
             limit = min(EVENT_PAGE, head - start + 1)
             rows = await read_events(connection, agent_id, start, limit) if limit > 0 else []
             rows = [row for row in rows if row[0] <= head]  # where rows are missing, others came in their place

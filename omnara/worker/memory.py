@@ -1,4 +1,4 @@
-"""What one run remembers of its agent's conversation: from the cache, read ahead, kept in step with every save."""
+"""What one run remembers of its agent's conversation: from the cache, up to date, in step with every save."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from omnara.domain.claim import Claim
 from omnara.domain.events import Event
-from omnara.errors import Unavailable
-from omnara.worker.context_cache import CachedContext, DamagedLog, caught_up
+from omnara.worker.context_cache import CachedContext, caught_up
 from omnara.worker.host import RunHost
 
 
@@ -18,25 +17,21 @@ class Memory:
         self._host = host
         self._claim = claim
         self._entry: CachedContext | None = None
-        self._unfolded: list[Event] = []
 
-    async def read_ahead(self, head: int) -> None:
-        """Read the log up to `head` while the step that will need it is being begun.
+    def open(self) -> int:
+        """Take the conversation from the cache; returns the sequence from which the log is to be read."""
+        self._entry = self._host.cache.take(self._claim)
+        return self._entry.next_read
 
-        A log that cannot be read is no failure here: the step meets that again, and knows what to do about it.
-        """
-        try:
-            self._entry = await self._read(self._host.cache.take(self._claim), head)
-        except (DamagedLog, Unavailable):
-            return
-        self._entry.follow(self._unfolded)
+    def absorb(self, rows: Sequence[object]) -> None:
+        """Take over rows read from there. If they do not fit, the step reads again, and meets what is wrong."""
+        if self._entry is not None and not self._entry.absorb(rows):
+            self._entry = None
 
     def fold(self, events: Sequence[Event]) -> None:
-        """Take over what was just saved, or keep it for the reading that is under way."""
+        """Take over what was just saved."""
         if self._entry is not None:
             self._entry.follow(events)
-        else:
-            self._unfolded += events
 
     async def up_to(self, frontier: int) -> CachedContext:
         """Return the conversation up to exactly `frontier`, read where memory does not reach.

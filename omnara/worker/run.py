@@ -7,7 +7,6 @@ Source: DESIGN §3 "Three verbs", §4; engine.md §3.2, §4.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from contextlib import aclosing
 from typing import assert_never
@@ -94,7 +93,8 @@ class AgentRun:
 
     async def _begin_first(self) -> Begun | ToolsBegun | None:
         async with self._host.reading() as connection:
-            situation, queued = await read_situation(connection, self.claim)
+            situation, queued, rows = await read_situation(connection, self.claim, self._memory.open())
+        self._memory.absorb(rows)
         self._queue.extend(queued)
         self._steering = situation.steering
         self._more_queued = len(queued) > 1
@@ -103,7 +103,7 @@ class AgentRun:
     async def _carry_out(self, situation: Situation) -> Begun | ToolsBegun | None:
         decision = decide(situation)
         if isinstance(decision, CallModel):
-            return await self._begin_model(decision)
+            return await self._advance(self._model_next(await self._get_plan(), decision.admit, decision.attempt))
         if isinstance(decision, RunTools):
             following = Next("tools", begin_tools(self.claim, await self._get_plan()))
             item = mark_running(advance_for(self.claim, following), [call.id for call in decision.calls])
@@ -114,17 +114,6 @@ class AgentRun:
         if isinstance(decision, Waiting | Idle):
             return await self._advance(Next("wait"))
         assert_never(decision)
-
-    async def _begin_model(self, decision: CallModel) -> Begun | ToolsBegun | None:
-        """Begin a model step, and meanwhile read the log that it will need."""
-        following = self._model_next(await self._get_plan(), decision.admit, decision.attempt)
-        ahead = asyncio.create_task(self._memory.read_ahead(self.claim.next_sequence - 1))
-        try:
-            begun = await self._advance(following)
-            await ahead
-        finally:
-            ahead.cancel()
-        return begun
 
     async def _get_plan(self) -> StepPlan:
         if self._plan is None or self._plan.config_id != self.claim.config_id:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from omnara.db.connection import Connection
-from omnara.db.snapshot import read_open_calls, read_waiting_inputs, step_config
+from omnara.db.snapshot import read_for_step, read_open_calls, step_config
 from omnara.domain.claim import Claim
 from omnara.domain.step import OpenCall, Situation, WaitingInput
 
 
-async def read_situation(connection: Connection, claim: Claim) -> tuple[Situation, list[WaitingInput]]:
-    """Return the situation, and the queued inputs that are known (at most two: the second tells that there are more).
+async def read_situation(
+    connection: Connection, claim: Claim, log_from: int
+) -> tuple[Situation, list[WaitingInput], list[tuple[Any, ...]]]:
+    """Return the situation, the queued inputs that are known (at most two: the second tells that there are more), and
+    the rows of the log from sequence `log_from` to the claim's head, which a model step will want next.
 
     Read after the claim, so it is at least as new as the claim's `inputs_gen`: what came later moves that number, and
     the save that relies on this reading then begins nothing.
@@ -18,7 +23,7 @@ async def read_situation(connection: Connection, claim: Claim) -> tuple[Situatio
     if claim.batch_sequence is not None:
         calls = await read_open_calls(connection, claim.agent_id, claim.batch_sequence)
     # Also while calls are open: this claim may see the end of the batch, and the generation says that inputs were read.
-    inputs = await read_waiting_inputs(connection, claim.agent_id)
+    rows, inputs = await read_for_step(connection, claim.agent_id, log_from, claim.next_sequence - 1)
     steering = tuple(item for item in inputs if item.delivery_mode == "steering")
     queued = [item for item in inputs if item.delivery_mode == "queued"]
     attempt, retry_in_s = claim.attempt, claim.retry_in_s
@@ -26,4 +31,4 @@ async def read_situation(connection: Connection, claim: Claim) -> tuple[Situatio
         # The config changed while the attempt that failed was under way: another call, which starts afresh.
         attempt, retry_in_s = 0, None
     situation = Situation(claim.turn_open, calls, steering, queued[0] if queued else None, attempt, retry_in_s)
-    return situation, queued
+    return situation, queued, rows

@@ -8,13 +8,19 @@ from events where agent_id = $1 and sequence >= $2 order by sequence limit $3;
 select id, ordinal, name, type, input, state
 from tool_calls where agent_id = $1 and output_sequence = $2 and state <> 'completed' order by ordinal;
 
--- name: read_waiting_inputs
--- All received steering inputs and the first two queued ones, in order of rank. Index: inputs_waiting.
-(select id, delivery_mode, rank, content, actor_id, idempotency_key from inputs
-  where agent_id = $1 and state = 'received' and delivery_mode = 'steering' order by rank, id)
+-- name: read_for_step
+-- What a step needs, in one visit: the log from sequence $2 to $3 (at most $4 rows, part 0), all received steering inputs
+-- (part 1) and the first two queued ones (part 2). Index: events_pkey, inputs_waiting.
+(select 0 as part, sequence as number, id, kind, turn_id, turn_sequence, is_opening, payload, meta, replay, created_at,
+        null::text as idempotency_key
+   from events where agent_id = $1 and sequence between $2 and $3 order by sequence limit $4)
 union all
-(select id, delivery_mode, rank, content, actor_id, idempotency_key from inputs
-  where agent_id = $1 and state = 'received' and delivery_mode = 'queued' order by rank, id limit 2);
+(select 1, rank, id, delivery_mode, actor_id, null, false, content, null, null, queued_at, idempotency_key
+   from inputs where agent_id = $1 and state = 'received' and delivery_mode = 'steering' order by rank, id)
+union all
+(select 2, rank, id, delivery_mode, actor_id, null, false, content, null, null, queued_at, idempotency_key
+   from inputs where agent_id = $1 and state = 'received' and delivery_mode = 'queued' order by rank, id limit 2)
+order by 1, 2, 3;
 
 -- name: step_config
 -- The config under which step $2 ran. Index: steps_pkey.

@@ -18,7 +18,7 @@ import pytest
 
 from omnara.db.advance import advance
 from omnara.db.sched import give_back
-from omnara.db.snapshot import read_waiting_inputs
+from omnara.db.snapshot import read_for_step
 from omnara.domain.advance import (
     Advance,
     BeginStep,
@@ -82,7 +82,7 @@ async def case(database: str) -> AsyncIterator[Case]:
         )
         await engine.say(agent, "queued")
         claim.inputs_gen += 1
-        [queued] = await read_waiting_inputs(engine.sql, agent)  # type: ignore[arg-type]
+        _, [queued] = await read_for_step(engine.sql, agent, 1, 0)  # type: ignore[arg-type]
         plan = msgspec.structs.replace(PLAN, config_id=claim.config_id)
         begin = begin_model(claim, plan, (queued,), 1)
         call = new_uuid()

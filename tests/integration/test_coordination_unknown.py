@@ -19,7 +19,7 @@ import structlog
 
 from omnara.db.advance import advance, advance_parameters
 from omnara.db.connection import ConnectSettings, ConnKind, connect
-from omnara.db.snapshot import read_waiting_inputs
+from omnara.db.snapshot import read_for_step
 from omnara.domain.advance import Advance, Advanced, ClaimLost
 from omnara.domain.claim import Claim
 from omnara.domain.content import TextBlock
@@ -284,7 +284,7 @@ async def test_judging_finds_the_event_of_an_admission_and_the_frontier_of_the_s
         worker_id = await hand_worker(engine)
         await engine.say(agent)
         claim = await take(engine, worker_id)
-        [item] = await read_waiting_inputs(engine.sql, agent)  # type: ignore[arg-type]
+        _, [item] = await read_for_step(engine.sql, agent, 1, 0)  # type: ignore[arg-type]
         begin = begin_model(claim, msgspec.structs.replace(PLAN, config_id=claim.config_id), (item,), 1)
         save = advance_for(claim, Next("model", begin))
         done = (await advance(engine.sql, worker_id, [save], 5))[0]  # type: ignore[arg-type]

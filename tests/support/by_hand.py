@@ -8,7 +8,7 @@ import msgspec
 
 from omnara.db.advance import advance
 from omnara.db.sched import ALWAYS, claim_agents
-from omnara.db.snapshot import read_waiting_inputs
+from omnara.db.snapshot import read_for_step
 from omnara.domain.advance import Advance
 from omnara.domain.claim import Claim
 from omnara.domain.content import TextBlock
@@ -43,7 +43,7 @@ async def begun_by_hand(engine: Engine, agent: UUID) -> tuple[UUID, Claim, Begun
     worker_id = await hand_worker(engine)
     await engine.say(agent)
     claim = await take(engine, worker_id)
-    inputs = await read_waiting_inputs(engine.sql, agent)  # type: ignore[arg-type]
+    _, inputs = await read_for_step(engine.sql, agent, 1, 0)  # type: ignore[arg-type]
     plan = msgspec.structs.replace(PLAN, config_id=claim.config_id)
     begin = begin_model(claim, plan, tuple(inputs[:1]), 1)
     done = (await advance(engine.sql, worker_id, [advance_for(claim, Next("model", begin))], 5))[0]  # type: ignore[arg-type]

@@ -166,7 +166,7 @@ class Engine:
     async def begin_model(self, claim: Claim) -> Advanced:
         """Admit what waits (all steering, else one queued message) and begin a model step."""
         async with self.deps.db.acquire() as connection:
-            waiting = await snapshot.read_waiting_inputs(connection, claim.agent_id)
+            _, waiting = await snapshot.read_for_step(connection, claim.agent_id, 1, 0)
         steering = [item for item in waiting if item.delivery_mode == "steering"]
         admit = steering or ([] if claim.turn_open else waiting[:1])
         turn_id = new_uuid() if admit else claim.turn_id
