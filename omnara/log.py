@@ -2,7 +2,7 @@
 
 Ids travel in context variables, so a line written deep in a provider still names its agent, step and request. Every
 line passes a redactor as a last net; the first one is that secrets are never handed to a logger.
-Source: issue §1 (ids in logs), DESIGN §2, invariant 7.
+Source: DESIGN §2, invariant 7.
 """
 
 from __future__ import annotations
