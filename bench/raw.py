@@ -17,7 +17,7 @@ import msgspec
 
 from bench.seed import Seeded
 from bench.workload import ARGUMENTS, RESULT, TEXT, TOOL
-from omnara.db.advance import ADVANCE_SQL, advance_parameters
+from omnara.db.advance import WHOLE, statement_for
 from omnara.db.connection import ConnectSettings, ConnKind, connect
 from omnara.domain.advance import Advance
 from omnara.domain.claim import Claim
@@ -108,7 +108,8 @@ def saves_of(claim: Claim, seeded: Seeded, worker_id: UUID) -> tuple[Slots, Slot
 
 
 def _slots(item: Advance, worker_id: UUID, call_id: UUID) -> Slots:
-    parameters = advance_parameters(worker_id, [item])
+    assert statement_for([item]) is WHOLE
+    parameters = WHOLE.parameters(worker_id, [item])
     begins = item.begin.call_id if item.begin is not None else None
     return Slots(
         parameters,
@@ -178,7 +179,7 @@ class _Agent:
 
 
 async def _save_until(conn: Any, agents: Sequence[_Agent], until: float) -> int:
-    statement = await conn.prepare(ADVANCE_SQL)
+    statement = await conn.prepare(WHOLE.text)
     count = 0
     while True:
         for agent in agents:

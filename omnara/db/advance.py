@@ -1,20 +1,21 @@
 """The `advance` statement: turns up to 32 `Advance` values into its parallel arrays and reads the answer.
 
 Kept apart from the other queries because it is the hot path: one prepared statement, one round trip, no per-row work
-in Python beyond building the columns.
+in Python beyond building the columns. The statement is put together from the parts in `advance.sql`. To start a part
+costs Postgres time even when it has no rows, so the two ends of a claim, which need few of them, have a statement of
+their own; a process prepares three in all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 from uuid import UUID
 
 from omnara.db.connection import Connection
 from omnara.db.sqlfiles import Queries
 from omnara.domain.advance import Advance, Advanced
-
-ADVANCE_SQL = Queries("advance")["advance"]
 
 MAX_GROUP = 32
 """Agents in one statement. Source: coordination §10."""
@@ -22,10 +23,40 @@ MAX_GROUP = 32
 MAX_GROUP_BYTES = 1_000_000
 """Bytes in one statement. Source: coordination §10."""
 
+Columns = Callable[[Sequence[Advance]], list[list[Any]]]
+_SQL: Final = Queries("advance")
+_PARAMETER: Final = re.compile(r"\$(\d+)")
 
-def advance_parameters(worker_id: UUID, items: Sequence[Advance]) -> list[Any]:
-    """The statement's 68 parameters for these items, in their order (which must be sorted by agent)."""
-    return [worker_id, *_item_columns(items), *_event_columns(items), *_call_columns(items), *_other_columns(items)]
+
+class Statement:
+    """The parts of `advance.sql` that a group of saves needs, as one text and the columns of its parameters."""
+
+    def __init__(self, *parts: str) -> None:
+        self.text = "with " + _SQL["taken"]
+        self._columns = [_PARTS[part] for part in parts]
+        count = _parameters(_SQL["taken"])
+        for part in parts:
+            self.text += ",\n" + _PARAMETER.sub(lambda found: f"${int(found[1]) + count}", _SQL[part])  # noqa: B023
+            count += _parameters(_SQL[part])
+        self.text += "\n" + _SQL["answer"]
+
+    def parameters(self, worker_id: UUID, items: Sequence[Advance]) -> list[Any]:
+        """The parameters for these items, in the order of the items (which must be sorted by agent)."""
+        found = [worker_id, *_item_columns(items)]
+        for columns in self._columns:
+            found += columns(items)
+        return found
+
+
+def statement_for(items: Sequence[Advance]) -> Statement:
+    """The smallest of the three statements that writes everything these items ask for."""
+    begins = closes = False
+    for item in items:
+        if item.calls or item.moved or item.asked:
+            return WHOLE
+        begins = begins or item.begin is not None
+        closes = closes or item.close is not None
+    return CLOSE if not begins else WHOLE if closes else BEGIN
 
 
 async def advance(
@@ -37,7 +68,8 @@ async def advance(
     read tells them apart (coordination §10). Commits by itself (autocommit); an exception other than a definite SQL
     error means that the outcome is unknown.
     """
-    rows = await connection.fetch(ADVANCE_SQL, *advance_parameters(worker_id, items), timeout=timeout_s)
+    statement = statement_for(items)
+    rows = await connection.fetch(statement.text, *statement.parameters(worker_id, items), timeout=timeout_s)
     return {
         row[0] - 1: Advanced(
             begun=row[1],
@@ -56,8 +88,11 @@ async def advance(
     }
 
 
+def _parameters(text: str) -> int:
+    return max((int(number) for number in _PARAMETER.findall(text)), default=0)
+
+
 def _item_columns(items: Sequence[Advance]) -> list[list[Any]]:
-    closes = [item.close for item in items]
     begins = [item.begin for item in items]
     return [
         [item.agent_id for item in items],
@@ -73,20 +108,37 @@ def _item_columns(items: Sequence[Advance]) -> list[list[Any]]:
         [item.answered for item in items],
         [item.attempt for item in items],
         [item.retry_s for item in items],
-        [close.number if close else None for close in closes],
-        [close.state if close else None for close in closes],
-        [close.usage if close else None for close in closes],
-        [close.error if close else None for close in closes],
-        [close.next_action if close else None for close in closes],
-        [begin.kind if begin else None for begin in begins],
-        [begin.attempt if begin else None for begin in begins],
-        [begin.call_id if begin else None for begin in begins],
-        [begin.config_id if begin else None for begin in begins],
-        [begin.revision_id if begin else None for begin in begins],
+        [item.ready_s for item in items],
+        [item.close is not None for item in items],
         [begin.turn_id if begin else None for begin in begins],
         [begin.new_turn if begin else False for begin in begins],
-        [begin.secrets if begin and begin.secrets else None for begin in begins],
-        [item.ready_s for item in items],
+        [item.seen[0] if item.seen else None for item in items],
+        [item.seen[1] if item.seen else None for item in items],
+    ]
+
+
+def _close_columns(items: Sequence[Advance]) -> list[list[Any]]:
+    closes = [(number, item.close) for number, item in enumerate(items, 1) if item.close is not None]
+    return [
+        [number for number, _ in closes],
+        [close.number for _, close in closes],
+        [close.state for _, close in closes],
+        [close.usage for _, close in closes],
+        [close.error for _, close in closes],
+        [close.next_action for _, close in closes],
+    ]
+
+
+def _begin_columns(items: Sequence[Advance]) -> list[list[Any]]:
+    begins = [(number, item.begin) for number, item in enumerate(items, 1) if item.begin is not None]
+    return [
+        [number for number, _ in begins],
+        [begin.kind for _, begin in begins],
+        [begin.attempt for _, begin in begins],
+        [begin.call_id for _, begin in begins],
+        [begin.config_id for _, begin in begins],
+        [begin.revision_id for _, begin in begins],
+        [begin.secrets or None for _, begin in begins],
     ]
 
 
@@ -114,7 +166,6 @@ def _event_columns(items: Sequence[Advance]) -> list[list[Any]]:
 
 def _call_columns(items: Sequence[Advance]) -> list[list[Any]]:
     rows = [(number, item, call) for number, item in enumerate(items, 1) for call in item.calls]
-    moved = [(number, call) for number, item in enumerate(items, 1) for call in item.moved]
     return [
         [number for number, _, _ in rows],
         [call.ordinal for _, _, call in rows],
@@ -129,6 +180,12 @@ def _call_columns(items: Sequence[Advance]) -> list[list[Any]]:
         [call.outcome for _, _, call in rows],
         [call.result_position for _, _, call in rows],
         [call.run for _, _, call in rows],
+    ]
+
+
+def _move_columns(items: Sequence[Advance]) -> list[list[Any]]:
+    moved = [(number, call) for number, item in enumerate(items, 1) for call in item.moved]
+    return [
         [number for number, _ in moved],
         [call.id for _, call in moved],
         [call.state for _, call in moved],
@@ -138,8 +195,18 @@ def _call_columns(items: Sequence[Advance]) -> list[list[Any]]:
     ]
 
 
-def _other_columns(items: Sequence[Advance]) -> list[list[Any]]:
+def _form_columns(items: Sequence[Advance]) -> list[list[Any]]:
     asked = [(number, form) for number, item in enumerate(items, 1) for form in item.asked]
+    return [
+        [number for number, _ in asked],
+        [form.id for _, form in asked],
+        [form.tool_call_id for _, form in asked],
+        [form.kind for _, form in asked],
+        [form.request for _, form in asked],
+    ]
+
+
+def _admission_columns(items: Sequence[Advance]) -> list[list[Any]]:
     admitted = [
         (number, entry.input_id, len(item.events) + offset)
         for number, item in enumerate(items, 1)
@@ -147,14 +214,30 @@ def _other_columns(items: Sequence[Advance]) -> list[list[Any]]:
         for offset, entry in enumerate(item.begin.admit)
     ]
     return [
-        [number for number, _ in asked],
-        [form.id for _, form in asked],
-        [form.tool_call_id for _, form in asked],
-        [form.kind for _, form in asked],
-        [form.request for _, form in asked],
         [number for number, _, _ in admitted],
         [input_id for _, input_id, _ in admitted],
         [position for _, _, position in admitted],
-        [item.seen[0] if item.seen else None for item in items],
-        [item.seen[1] if item.seen else None for item in items],
     ]
+
+
+def _no_columns(_: Sequence[Advance]) -> list[list[Any]]:
+    return []
+
+
+_PARTS: Final[dict[str, Columns]] = {
+    "events": _event_columns,
+    "turns": _no_columns,
+    "closed": _close_columns,
+    "opened": _begin_columns,
+    "calls": _call_columns,
+    "moved": _move_columns,
+    "asked": _form_columns,
+    "admitted": _admission_columns,
+}
+
+BEGIN: Final = Statement("events", "turns", "opened", "admitted")
+"""The first step of a claim."""
+CLOSE: Final = Statement("events", "closed")
+"""The last step of a claim, or only the end of the claim."""
+WHOLE: Final = Statement(*_PARTS)
+"""Everything else."""

@@ -130,6 +130,8 @@ class ConnectSettings(msgspec.Struct, frozen=True, kw_only=True):
             "client_connection_check_interval": str(CHECK_CLIENT_MS),
             "plan_cache_mode": "auto",
             "jit": "off",
+            # The hot path's plans are made when its tables are new and small, and kept while they grow.
+            "enable_seqscan": "off" if kind in (ConnKind.SAVER, ConnKind.CLAIMER) else "on",
         }
 
     def transaction_settings(self) -> str:

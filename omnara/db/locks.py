@@ -19,10 +19,6 @@ from omnara.db.sqlfiles import Queries
 
 K = TypeVar("K")
 
-PROBE_INTERVAL_S: Final = 0.1
-"""Every replica looks at all live workers this often, give or take 20 %. Source: coordination §1.3."""
-PROBE_JITTER: Final = 0.2
-
 _SQL: Final = Queries("locks")
 
 
@@ -39,11 +35,6 @@ def lock_key(namespace: str, name: str) -> int:
 def worker_key(worker_id: UUID) -> int:
     """Return the key that a worker process holds, shared, on both of its direct connections while it lives."""
     return lock_key("worker", str(worker_id))
-
-
-def probe_pause_s() -> float:
-    """Return the next pause between two probes, in seconds."""
-    return PROBE_INTERVAL_S * random.uniform(1 - PROBE_JITTER, 1 + PROBE_JITTER)
 
 
 async def try_hold(conn: Connection, key: int) -> bool:

@@ -1,4 +1,4 @@
-"""Queries on the hot row `agent_sched`: claiming, looking at claims, giving them back."""
+"""Queries on the hot row `agent_sched`: claiming, and looking at claims and at what waits to be claimed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from uuid import UUID
 from omnara.db.connection import Connection, Row
 from omnara.db.sqlfiles import Queries
 from omnara.domain.claim import Claim, ClaimState, HeldClaim
+from omnara.domain.step import WaitingInput
 
 _SQL = Queries("sched")
 
 ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
 """A lower bound of the claim scan that leaves nothing out."""
+TOLD_BYTES = 8192
+"""Inputs whose stored content is longer do not travel with the claim: the run reads them when it needs them."""
+TOLD_INPUTS = 2
+"""So many waiting inputs travel with the claim; a third one says that there are more."""
 
 
 async def claim_agents(
@@ -25,7 +30,7 @@ async def claim_agents(
     `since` bounds the index scan; `token` is 63 random bits, new for each call. Claims nothing when the worker is not
     live. An exception other than a definite SQL error leaves open whether agents were claimed: reconcile finds out.
     """
-    rows = await connection.fetch(_SQL["claim_agents"], worker_id, limit, since, token, suspects)
+    rows = await connection.fetch(_SQL["claim_agents"], worker_id, limit, since, token, suspects, TOLD_BYTES)
     return [_claim(row) for row in rows]
 
 
@@ -41,18 +46,6 @@ async def read_claim(
     """Return the hot row with the evidence for a save of unknown outcome, or None when the agent is not there."""
     row = await connection.fetchrow(_SQL["read_claim"], agent_id, step_number, event_id, from_sequence)
     return None if row is None else ClaimState(*row)
-
-
-async def give_back(connection: Connection, worker_id: UUID, claims: Sequence[tuple[UUID, int, int]]) -> set[UUID]:
-    """Release claims (agent, token, epoch) without a saved step; returns the agents that were still held.
-
-    A locked hot row is skipped: call again for those that are missing and still held. Commits by itself.
-    """
-    ordered = sorted(claims)
-    rows = await connection.fetch(
-        _SQL["give_back"], worker_id, [c[0] for c in ordered], [c[1] for c in ordered], [c[2] for c in ordered]
-    )
-    return {row[0] for row in rows}
 
 
 async def oldest_waiter(connection: Connection, *, at_least_s: float, since: datetime) -> float | None:
@@ -76,7 +69,14 @@ async def agents_by_status(connection: Connection) -> dict[str, int]:
 def _claim(row: Row) -> Claim:
     values = dict(row)
     values["void"] = _ranges(values["void"])
+    values["waiting"] = _told(values["waiting"])
     return Claim(**values)
+
+
+def _told(rows: Sequence[Row]) -> tuple[WaitingInput, ...] | None:
+    if len(rows) > TOLD_INPUTS or any(row[3] is None for row in rows):
+        return None
+    return tuple(WaitingInput(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows)
 
 
 def _ranges(multirange: Any) -> tuple[tuple[int, int], ...]:

@@ -12,12 +12,14 @@ from uuid import UUID
 import msgspec
 
 from omnara.domain.advance import Advanced
+from omnara.domain.step import WaitingInput
 
 
 class Claim(msgspec.Struct):
     """Mutable: it follows the hot row. `void` is a list of half-open ranges of sequences that the fold skips.
 
     `waited_s` is how long the agent had been ready before this claim; `retry_in_s` how long a parked retry still has.
+    `head_id` is the last event of the log and `waiting` all inputs that wait, as of `inputs_gen`; None: read them.
     """
 
     agent_id: UUID
@@ -40,6 +42,8 @@ class Claim(msgspec.Struct):
     config_id: UUID
     retry_in_s: float | None
     ready_at: Any = None
+    head_id: UUID | None = None
+    waiting: tuple[WaitingInput, ...] | None = None
     steps_done: int = 0
 
     def follow(self, done: Advanced) -> None:

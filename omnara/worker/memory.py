@@ -23,6 +23,14 @@ class Memory:
         self._entry = self._host.cache.take(self._claim)
         return self._entry.next_read
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it reaches the head of the log as the claim told it, so that there is nothing to read."""
+        entry, claim = self._entry, self._claim
+        if entry is None or entry.last_id is None:
+            return False
+        return (entry.sequence, entry.last_id) == (claim.next_sequence - 1, claim.head_id)
+
     def absorb(self, rows: Sequence[object]) -> None:
         """Take over rows read from there. If they do not fit, the step reads again, and meets what is wrong."""
         if self._entry is not None and not self._entry.absorb(rows):

@@ -43,7 +43,7 @@ from omnara.worker.host import RunHost
 from omnara.worker.memory import Memory
 from omnara.worker.model_call import call_model, next_delay
 from omnara.worker.saver import DataRefused
-from omnara.worker.situation import read_situation
+from omnara.worker.situation import read_situation, told_situation
 from omnara.worker.tell import tell_saved
 
 log = get_logger(__name__)
@@ -92,9 +92,14 @@ class AgentRun:
     # --- the first step of a claim ------------------------------------------------------------------------
 
     async def _begin_first(self) -> Begun | ToolsBegun | None:
-        async with self._host.reading() as connection:
-            situation, queued, rows = await read_situation(connection, self.claim, self._memory.open())
-        self._memory.absorb(rows)
+        log_from = self._memory.open()
+        told = told_situation(self.claim) if self._memory.is_current else None
+        if told is not None:
+            situation, queued = told
+        else:
+            async with self._host.reading() as connection:
+                situation, queued, rows = await read_situation(connection, self.claim, log_from)
+            self._memory.absorb(rows)
         self._queue.extend(queued)
         self._steering = situation.steering
         self._more_queued = len(queued) > 1

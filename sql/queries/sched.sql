@@ -2,7 +2,10 @@
 -- Take up to $2 of the agents that have been ready longest, as live worker $1. $3 is the lower bound of the scan
 -- (the last claimed ready_at minus 1 s, or -infinity once a second): dead index entries before it are not walked.
 -- Suspects (agents whose last two workers died) are taken only when $5, one at a time.
--- Index: agent_sched_ready, workers_pkey.
+-- Told along, to spare the run a read: the id of the log's last event, and up to three waiting inputs (contents that are
+-- short). They and `inputs_gen` are read in the statement's snapshot, which may be older than the row that was locked: then
+-- the save that relies on them finds a newer `inputs_gen` and begins nothing.
+-- Index: agent_sched_ready, workers_pkey, events_pkey, inputs_waiting.
 with w as (
   select id from workers where id = $1 and state = 'live' for share
 ),
@@ -19,13 +22,18 @@ c as materialized (
 )
 update agent_sched s
 set worker_id = $1, claim_token = $4, epoch = s.epoch + 1, ready_at = null
-from (select s0.agent_id, s0.ready_at from agent_sched s0 where s0.agent_id = any(array(select agent_id from c))) was
+from (select s0.agent_id, s0.ready_at, s0.inputs_gen from agent_sched s0 where s0.agent_id = any(array(select agent_id from c))) was
 where s.agent_id = was.agent_id
 returning s.agent_id, s.project_id, s.claim_token, s.epoch,
   extract(epoch from statement_timestamp() - was.ready_at)::float8 as waited_s,
-  s.next_sequence, s.inputs_gen, s.turn_id, s.turn_sequence, s.turn_open, s.batch_sequence, s.open_calls, s.attempt, s.step_number, s.deaths,
-  s.history_version, s.void, s.config_id,
-  extract(epoch from s.retry_at - statement_timestamp())::float8 as retry_in_s, was.ready_at;
+  s.next_sequence, was.inputs_gen, s.turn_id, s.turn_sequence, s.turn_open, s.batch_sequence, s.open_calls, s.attempt,
+  s.step_number, s.deaths, s.history_version, s.void, s.config_id,
+  extract(epoch from s.retry_at - statement_timestamp())::float8 as retry_in_s, was.ready_at,
+  (select e.id from events e where e.agent_id = s.agent_id and e.sequence = s.next_sequence - 1) as head_id,
+  array(select row(n.id, n.delivery_mode, n.rank, case when pg_column_size(n.content) <= $6 then n.content end, n.actor_id,
+                   n.idempotency_key)
+          from inputs n where n.agent_id = s.agent_id and n.state = 'received'
+          order by n.delivery_mode desc, n.rank, n.id limit 3) as waiting;
 
 -- name: own_claims
 -- Every claim that the database says worker $1 holds. Index: agent_sched_worker.
@@ -41,30 +49,6 @@ select s.worker_id, s.claim_token, s.epoch, s.next_sequence, s.inputs_gen, s.tur
        statement_timestamp() as read_at,
        (select st.frontier from steps st where st.agent_id = s.agent_id and st.number = s.step_number) as frontier
 from agent_sched s where s.agent_id = $1;
-
--- name: give_back
--- Give claims back without a saved step: the started step is `released`, which counts neither as a death nor as a failed
--- attempt. Running tool calls must not be among them (see recovery). Index: agent_sched_pkey, steps_pkey.
-with item as materialized (
-  select * from unnest($2::uuid[], $3::bigint[], $4::bigint[]) as i (agent_id, claim_token, epoch)
-),
-locked as materialized (
-  select s.agent_id from agent_sched s join item i on i.agent_id = s.agent_id
-  where s.worker_id = $1 and s.claim_token = i.claim_token and s.epoch = i.epoch
-  order by s.agent_id for no key update of s skip locked
-),
-u as (
-  update agent_sched s
-  set worker_id = null, claim_token = null, epoch = s.epoch + 1,
-      ready_at = least(s.ready_at, statement_timestamp())
-  from locked l where s.agent_id = l.agent_id and s.worker_id = $1
-  returning s.agent_id, s.step_number
-),
-st as (
-  update steps t set state = 'released', finished_at = statement_timestamp(), next_action = 'continue'
-  from u where t.agent_id = u.agent_id and t.number = u.step_number and t.state = 'started'
-)
-select agent_id from u;
 
 -- name: oldest_waiter
 -- Age in seconds of the agent that has been ready longest, if that is at least $1 seconds; else null.

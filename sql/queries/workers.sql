@@ -19,10 +19,6 @@ where id = $1 and state = 'live' returning id;
 -- An orderly end: the worker holds no claims any more. Index: workers_pkey.
 update workers set state = 'stopped', ended_at = clock_timestamp() where id = $1 and state = 'live';
 
--- name: live_workers
--- Live workers other than $1 and whether their lease has run out. Index: workers_live.
-select id, lock_key, lease_expires_at < clock_timestamp() as expired from workers where state = 'live' and id <> $1;
-
 -- name: probe_workers
 -- Which live workers other than $1 have lost every connection: their lock can be taken. The locks are released with the
 -- statement's transaction. The second column tells leases that ran out. Never waits. Index: workers_live.

@@ -6,6 +6,7 @@ Source: coordination §3.2, §7, §10, §11.1.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from omnara.ids import new_uuid
 from omnara.providers.in_process import ask, say
 from omnara.providers.protocol import Completed, ModelCall, Outcome
 from omnara.tools.protocol import ToolCallRequest, ToolResult, succeeded
+from omnara.worker import run as run_module
 from omnara.worker import saver as saver_module
 from omnara.worker.saver import DataRefused, Saver
 from tests.support.by_hand import hand_worker
@@ -43,7 +45,10 @@ async def plan_of(sql: asyncpg.Connection, name: str, *args: Any) -> str:
     text = Queries("sched")[name]
     async with sql.transaction():
         await sql.execute("set local plan_cache_mode = force_generic_plan")
-        types = {"claim_agents": "uuid, bigint, timestamptz, bigint, boolean", "oldest_waiter": "float8, timestamptz"}
+        types = {
+            "claim_agents": "uuid, bigint, timestamptz, bigint, boolean, integer",
+            "oldest_waiter": "float8, timestamptz",
+        }
         await sql.execute(f"prepare q ({types[name]}) as {text}")
         values = ", ".join(f"'{value}'" for value in args)
         rows = await sql.fetch(f"explain (analyze, buffers, costs off) execute q ({values})")
@@ -64,8 +69,8 @@ async def test_tens_of_thousands_of_parked_agents_do_not_slow_the_claim(database
         )
         await engine.sql.execute("vacuum analyze agent_sched")
         await engine.sql.execute("update agent_sched set ready_at = now() where agent_id = $1", due)
-        plan = await plan_of(engine.sql, "claim_agents", worker_id, 64, ALWAYS, 5, True)
-        assert "Seq Scan on agent_sched" not in plan
+        plan = await plan_of(engine.sql, "claim_agents", worker_id, 64, ALWAYS, 5, True, 8192)
+        assert "Seq Scan on" not in plan
         scan = plan[plan.index("using agent_sched_ready") :]
         condition = next(line for line in scan.splitlines() if "Index Cond" in line)
         assert condition.count("ready_at") == 2, "a lower and an upper bound"
@@ -79,6 +84,64 @@ async def test_tens_of_thousands_of_parked_agents_do_not_slow_the_claim(database
         assert "Seq Scan" not in waiter
         await engine.sql.execute("delete from agent_sched where agent_id <> $1", due)
         await engine.sql.execute("update agent_sched set worker_id = null, claim_token = null, ready_at = null")
+
+
+async def test_the_claim_tells_what_waits_and_the_last_event(database: str) -> None:
+    """Up to two short inputs, steering first; more, or a long one, is left for the run to read."""
+    async with engine_on(database, lambda _: say("hello")) as engine:
+        few, long, many, none = await engine.add_agents(4)
+        worker_id = await hand_worker(engine)
+        await engine.say(few, "later", wake=False)
+        await engine.say(few, "now", mode="steering", wake=False)
+        await engine.say(long, "x" * 200_000, wake=False)
+        await engine.sql.execute("update inputs set content = $2::json where agent_id = $1", long, noise(100_000))
+        for number in range(3):
+            await engine.say(many, str(number), wake=False)
+        await engine.sql.execute("update agent_sched set ready_at = now()")
+        found = await claim_agents(engine.sql, worker_id, limit=9, since=ALWAYS, token=1, suspects=True)  # type: ignore[arg-type]
+        claims = {claim.agent_id: claim for claim in found}
+        told = claims[few].waiting
+        assert told is not None
+        assert [(item.delivery_mode, "now" in item.content) for item in told] == [("steering", True), ("queued", False)]
+        assert (claims[long].waiting, claims[many].waiting, claims[none].waiting) == (None, None, ())
+        last = "select id from events where agent_id = $1 order by sequence desc limit 1"
+        assert claims[few].head_id == await engine.sql.fetchval(last, few)
+        await engine.sql.execute("update agent_sched set worker_id = null, claim_token = null, ready_at = null")
+        await engine.sql.execute("delete from inputs where state = 'received'")
+
+
+def noise(size: int) -> str:
+    """JSON that no compression makes short."""
+    return '[{"type":"text","text":"' + secrets.token_hex(size // 2) + '"}]'
+
+
+async def test_a_warm_agent_answers_a_message_without_reading(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the claim tells suffices; only a log that somebody else has written to is read."""
+    reads = 0
+    real = run_module.read_situation
+
+    async def counted(*args: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await real(*args)
+
+    monkeypatch.setattr(run_module, "read_situation", counted)
+    async with engine_on(database, lambda _: say("hello")) as engine:
+        [agent] = await engine.add_agents()
+        await engine.start()
+        for number in range(4):
+            await engine.say(agent, f"message {number}")
+            await engine.until_idle(agent)
+        assert reads == 1, "the first message finds a cold cache"
+        assert [kind for _, kind, _ in await engine.events(agent)].count("model_output") == 4
+        await engine.sql.execute(
+            "update events set id = gen_random_uuid() where agent_id = $1 and sequence = "
+            "(select max(sequence) from events where agent_id = $1)",
+            agent,
+        )
+        await engine.say(agent, "after the tail was rewritten")
+        await engine.until_idle(agent)
+        assert reads == 2, "a tail that is not the remembered one is read"
 
 
 async def test_the_claim_takes_the_oldest_within_its_bound_and_only_open_agents(database: str) -> None:

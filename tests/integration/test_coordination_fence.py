@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from omnara.db.advance import advance
-from omnara.db.sched import give_back
+from omnara.db.recovery import lock_claim
 from omnara.db.snapshot import read_for_step
 from omnara.domain.advance import (
     Advance,
@@ -159,14 +159,19 @@ async def test_a_save_under_its_own_generation_forgets_no_wake_up(case: Case) ->
 
 
 async def test_giving_back_is_fenced_too(case: Case) -> None:
-    before = await everything(case.engine)
+    """A claim that cannot be saved is given back only by who holds it: what follows takes its rows from this lock."""
+    sql: Any = case.engine.sql
     token, epoch = case.claim.claim_token, case.claim.epoch
-    for stale in ((case.agent, token + 1, epoch), (case.agent, token, epoch + 1), (new_uuid(), token, epoch)):
-        assert await give_back(case.engine.sql, case.worker_id, [stale]) == set()  # type: ignore[arg-type]
-    assert await give_back(case.engine.sql, new_uuid(), [(case.agent, token, epoch)]) == set()  # type: ignore[arg-type]
-    assert await everything(case.engine) == before
-    assert await give_back(case.engine.sql, case.worker_id, [(case.agent, token, epoch)]) == {case.agent}  # type: ignore[arg-type]
-    assert await case.run() == {}, "after giving back, the old epoch is worth nothing"
+    for worker, agent, stale_token, stale_epoch in (
+        (case.worker_id, case.agent, token + 1, epoch),
+        (case.worker_id, case.agent, token, epoch + 1),
+        (case.worker_id, new_uuid(), token, epoch),
+        (new_uuid(), case.agent, token, epoch),
+    ):
+        assert await lock_claim(sql, agent, worker, stale_token, stale_epoch) is None
+    locked = await lock_claim(sql, case.agent, case.worker_id, token, epoch)
+    assert locked is not None
+    assert locked.agent_id == case.agent
 
 
 async def test_a_begin_over_an_existing_step_writes_nothing(case: Case) -> None:

@@ -15,7 +15,6 @@ from omnara.db.locks import (
     held,
     hold_identity,
     lock_key,
-    probe_pause_s,
     release,
     try_hold,
     try_hold_shared,
@@ -147,9 +146,3 @@ async def test_a_held_lock_survives_its_body_s_broken_connection(conns: list[Con
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
         await lead()
     assert await try_hold(other, key)
-
-
-def test_probes_are_spread() -> None:
-    pauses = [probe_pause_s() for _ in range(1000)]
-    assert 0.08 <= min(pauses) < 0.09
-    assert 0.11 < max(pauses) <= 0.12

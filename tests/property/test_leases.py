@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from omnara.db import workers as db
 from omnara.db.advance import advance
 from omnara.db.locks import hold_identity, worker_key
-from omnara.db.sched import ALWAYS, claim_agents, give_back
+from omnara.db.sched import ALWAYS, claim_agents
 from omnara.domain.claim import Claim
 from omnara.engine.model_step import Next, advance_for
-from omnara.engine.recovery import release_orphans
+from omnara.engine.recovery import release_claim, release_orphans
 from omnara.ids import new_uuid
 from omnara.providers.in_process import say
 from tests.support.engine import Engine, engine_on
@@ -138,8 +138,7 @@ class World:
         if mine:
             assert self.newest[claim.agent_id] == (life.id, claim.claim_token, claim.epoch)
         if operation == "back":
-            fence = (claim.agent_id, claim.claim_token, claim.epoch)
-            assert (await give_back(sql, life.id, [fence]) == {claim.agent_id}) == mine
+            assert await release_claim(self.engine.replicas[0].deps, claim, life.id) == mine
         else:
             item = msgspec.structs.replace(advance_for(claim, Next("retry", ready_s=0.0)), gen=0)
             assert (len(await advance(sql, life.id, [item], 5)) == 1) == mine
