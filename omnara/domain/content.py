@@ -60,6 +60,15 @@ class ToolCallBlock(Block, frozen=True, tag="tool_call"):
     metadata: dict[str, str] | None = None
 
 
+class MediaPart(msgspec.Struct, frozen=True):
+    """The place of a stored file in a conversation. What it is and what of it is shown is decided per request."""
+
+    artifact_id: str
+
+
+Part = str | MediaPart
+"""One thing said to a model: a text that is not blank, or a file."""
+
 InputBlock = TextBlock | MediaRefBlock
 OutputBlock = TextBlock | MediaRefBlock | ReasoningBlock | ToolCallBlock | ErrorBlock
 ResultBlock = TextBlock | MediaRefBlock | StructuredDataBlock
