@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omnara.api.omnara import account, agents, configs, events, inputs, tools
+from omnara.api.omnara import account, agents, backlog, configs, events, inputs, tools
 from omnara.api.routing import Route
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -12,6 +12,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *configs.ROUTES,
     *agents.ROUTES,
     *inputs.ROUTES,
+    *backlog.ROUTES,
     *tools.ROUTES,
     *events.ROUTES,
 )
