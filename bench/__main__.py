@@ -18,6 +18,7 @@ SCENARIOS: Final = {
     "steps": "durable steps/s against a bare saving loop, a peer (--peer dbos) and a model behind HTTP",
     "latency": "what claim, begin and save add to one step; from an accepted input to its first delta at a client",
     "recovery": "kill -9 of a replica until its agents' next step; restart of an only process",
+    "history": "one more step of an agent with 10, 1,000 and 10,000 events, with and without its log in memory",
     "replicas": "one, two and four processes on one database; executions counted outside of Postgres",
 }
 
@@ -82,8 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=_positive(float), default=plain.seconds, help="per contestant (%(default)s)")
     add("--kills", type=_positive(int), default=plain.kills, help="recovery: kill -9 so often (%(default)s)")
     add("--restarts", type=_positive(int), default=plain.restarts, help="recovery: restarts (%(default)s)")
-    add("--rounds", type=_positive(int), default=plain.rounds, help="latency: steps measured (%(default)s)")
+    add("--rounds", type=_positive(int), default=plain.rounds, help="latency, history: steps (%(default)s)")
     add("--processes", type=_counts, default=plain.processes, metavar="N,N", help="replicas: counts (1,2,4)")
+    add("--events", type=_lengths, default=plain.events, metavar="N,N", help="history: lengths (10,1000,10000)")
     add("--peer", choices=["dbos"], help="steps: also measure this peer (pip install 'omnara[bench]')")
     add("--peer-pool", type=_positive(int), metavar="N", help="steps: connections and threads of the peer")
     return parser
@@ -104,10 +106,18 @@ def _positive(kind: Any) -> Any:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    counts = tuple(int(part) for part in text.split(","))
-    if not counts or any(not 1 <= count <= 16 for count in counts):
-        raise argparse.ArgumentTypeError("must be counts between 1 and 16, such as 1,2,4")
-    return counts
+    return _numbers(text, 1, 16, "1,2,4")
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return _numbers(text, 10, 100_000, "10,1000,10000")
+
+
+def _numbers(text: str, least: int, most: int, example: str) -> tuple[int, ...]:
+    found = tuple(int(part) for part in text.split(","))
+    if not found or any(not least <= number <= most for number in found):
+        raise argparse.ArgumentTypeError(f"must be numbers between {least} and {most}, such as {example}")
+    return found
 
 
 async def _measure(scenario: str, options: Options) -> Result:

@@ -37,6 +37,7 @@ KINDS: Final = {
     "engine": "bench.engine:EngineContestant",
     "guard": "bench.guard:GuardContestant",
     "idle": "bench.idle_step:IdleContestant",
+    "log": "bench.long_log:LongLogContestant",
     "raw": "bench.raw:RawContestant",
     "dbos": "bench.peer_dbos:DbosContestant",
     "model": "bench.model_server:ModelServerContestant",

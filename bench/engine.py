@@ -30,12 +30,11 @@ __all__ = ["EngineContestant", "engine_settings"]
 FORMAT: Final = "openai_chat_completions"
 
 
-def engine_settings(capacity: int | None = None) -> Settings:
+def engine_settings(capacity: int | None = None, **changes: Any) -> Settings:
     """The defaults of `serve`, without its API, and with loopback allowed for the scripted model server."""
-    plain = Settings(roles=frozenset({"worker", "maintenance"}), allowed_private_hosts=("127.0.0.1",))
-    return plain if capacity is None else Settings(
-        roles=plain.roles, allowed_private_hosts=plain.allowed_private_hosts, worker_capacity=capacity
-    )  # fmt: skip
+    if capacity is not None:
+        changes["worker_capacity"] = capacity
+    return Settings(roles=frozenset({"worker", "maintenance"}), allowed_private_hosts=("127.0.0.1",), **changes)
 
 
 class EngineContestant:
@@ -49,14 +48,14 @@ class EngineContestant:
         self._offers = ExitStack()
 
     async def start(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """Start the services. `spec`: dsn, embedded, ring, http (use the real adapter), capacity, ledger."""
+        """Start the services. `spec`: dsn, embedded, ring, http (use the real adapter), capacity, ledger, settings."""
         if spec.get("ledger"):
             self._ledger = Ledger(Path(spec["ledger"]))
-        self.work = Work(self._gate, self._ledger)
+        self.work = self.make_work(spec)
         self._offers.enter_context(offered(TOOL, self.work.tool))
         self._metrics = Metrics.create()
         database = ConnectSettings(dsn=spec["dsn"], embedded=spec["embedded"])
-        settings = engine_settings(spec.get("capacity"))
+        settings = engine_settings(spec.get("capacity"), **spec.get("settings", {}))
         gateway = build_gateway(settings)
         if not spec.get("http"):
             gateway.register(FORMAT, InProcessAdapter(self.work.model))
@@ -65,6 +64,10 @@ class EngineContestant:
         self._running = asyncio.create_task(supervisor.run(self._shutdown))
         await self._until(lambda: supervisor.ready, 60.0, "the engine did not start")
         return {"pid": os.getpid()}
+
+    def make_work(self, _spec: dict[str, Any]) -> Work:
+        """The model and the tool of this contestant."""
+        return Work(self._gate, self._ledger)
 
     async def ask(self, what: str, values: dict[str, Any]) -> dict[str, Any]:
         """`run` for some seconds, count who is `waiting`, `poke` the claimer, or `finish`."""

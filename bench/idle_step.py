@@ -31,41 +31,45 @@ class IdleContestant(EngineContestant):
     async def start(self, spec: dict[str, Any]) -> dict[str, Any]:
         """As the engine; the agents' first messages are answered before the first measurement."""
         hello = await super().start(spec)
-        self._conn: Any = await asyncpg.connect(spec["dsn"])
+        self.conn: Any = await asyncpg.connect(spec["dsn"])
         self._agents = [UUID(text) for text in spec["agents"]]
         self.work.finish()
         return hello
+
+    def message(self, number: int) -> str:
+        """What is said in a round."""
+        return f"message {number}"
 
     async def ask(self, what: str, values: dict[str, Any]) -> dict[str, Any]:
         """`measure` a number of rounds, over the agents in turn."""
         if what != "measure":
             return await super().ask(what, values)
-        await self._until_idle()
+        await self.until_idle()
         rounds = []
         for number in range(int(values["rounds"])):
-            rounds.append(await self._round(self._agents[number % len(self._agents)], number))
-            await self._until_idle()
+            rounds.append(await self.one_step(self._agents[number % len(self._agents)], number))
+            await self.until_idle()
             await asyncio.sleep(0.01)  # the next message of a person never comes in the same millisecond
         return {"rounds": rounds}
 
     async def stop(self) -> None:
         """Close the own connection, then the engine."""
-        await self._conn.close()
+        await self.conn.close()
         await super().stop()
 
-    async def _round(self, agent_id: UUID, number: int) -> dict[str, float]:
+    async def one_step(self, agent_id: UUID, number: int) -> dict[str, float]:
         """Return the milliseconds of one step: in all, and for claim, begin and save."""
         at: dict[str, float] = {}
 
         def note(point: probes.Point) -> None:
             at.setdefault(point.name, time.perf_counter())
 
-        head = await self._conn.fetchval("select next_sequence from agent_sched where agent_id = $1", agent_id)
+        head = await self.conn.fetchval("select next_sequence from agent_sched where agent_id = $1", agent_id)
         feed = self.parts.deps.feed
         reader = feed.subscribe(agent_id, deltas=False, next_sequence=head)
         try:
             with probes.attach(note):
-                await seed_input(self._conn, agent_id, f"message {number}")
+                await seed_input(self.conn, agent_id, self.message(number))
                 begun = time.perf_counter()
                 self.parts.deps.hints.ready((agent_id,))
                 async with asyncio.timeout(STEP_LIMIT_S):
@@ -79,9 +83,10 @@ class IdleContestant(EngineContestant):
         parts["overhead"] = saved - begun - model
         return {name: seconds * 1000 for name, seconds in parts.items()}
 
-    async def _until_idle(self) -> None:
-        if not await poll_until(lambda: is_idle(self._conn), within_s=STEP_LIMIT_S, every_s=0.002):
-            raise TimeoutError(f"the agents are not idle after {STEP_LIMIT_S:g} s")
+    async def until_idle(self, within_s: float = STEP_LIMIT_S) -> None:
+        """Wait until no agent is claimed or ready. Raises TimeoutError."""
+        if not await poll_until(lambda: is_idle(self.conn), within_s=within_s, every_s=0.002):
+            raise TimeoutError(f"the agents are not idle after {within_s:g} s")
 
 
 async def _answered(reader: Subscription) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from bench.cluster import Cluster, open_cluster
 from bench.options import Options
+from bench.percentile import percentile
 from bench.processes import Child, start_child, work_directory
 from bench.report import Run
 from bench.seed import seed
@@ -46,9 +46,9 @@ async def run(options: Options) -> Run:
     verbs = {name: [one[name] for one in steps] for name in ("claim", "begin", "save", "model")}
     overhead = [one["overhead"] for one in steps]
     figures = {
-        "overhead_ms_p50": _p(overhead, 50),
-        "overhead_ms_p99": _p(overhead, 99),
-        **{f"{name}_ms_p50": _p(verbs[name], 50) for name in ("claim", "begin", "save")},
+        "overhead_ms_p50": percentile(overhead, 50),
+        "overhead_ms_p99": percentile(overhead, 99),
+        **{f"{name}_ms_p50": percentile(verbs[name], 50) for name in ("claim", "begin", "save")},
         **_delta_figures(rounds),
     }
     return Run(sizes={**sizes, "agents": AGENTS}, figures=figures, postgres=facts, details=_spread(verbs, overhead))
@@ -160,20 +160,13 @@ def _delta_figures(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
     accepted = [one["accepted"] - one["model"] for one in rounds]
     asked = [one["asked"] - one["model"] for one in rounds]
     return {
-        "first_delta_ms_p50": _p(accepted, 50),
-        "first_delta_ms_p99": _p(accepted, 99),
-        "first_delta_from_request_ms_p50": _p(asked, 50),
-        "model_ms_p50": _p([one["model"] for one in rounds], 50),
+        "first_delta_ms_p50": percentile(accepted, 50),
+        "first_delta_ms_p99": percentile(accepted, 99),
+        "first_delta_from_request_ms_p50": percentile(asked, 50),
+        "model_ms_p50": percentile([one["model"] for one in rounds], 50),
     }
 
 
 def _spread(verbs: dict[str, list[float]], overhead: list[float]) -> dict[str, Any]:
-    shown = {name: {f"p{rank}": _p(values, rank) for rank in (50, 90, 99)} for name, values in verbs.items()}
-    return {"verbs_ms": shown, "overhead_ms": {f"p{rank}": _p(overhead, rank) for rank in (10, 50, 90, 99)}}
-
-
-def _p(values: Sequence[float], rank: int) -> float:
-    """Return a percentile, rounded to microseconds."""
-    if len(values) < 2:
-        return round(values[0], 3)
-    return round(statistics.quantiles(values, n=100, method="inclusive")[rank - 1], 3)
+    shown = {name: {f"p{rank}": percentile(values, rank) for rank in (50, 90, 99)} for name, values in verbs.items()}
+    return {"verbs_ms": shown, "overhead_ms": {f"p{rank}": percentile(overhead, rank) for rank in (10, 50, 90, 99)}}

@@ -20,6 +20,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 5
     rounds: int = 200
     processes: tuple[int, ...] = (1, 2, 4)
+    events: tuple[int, ...] = (10, 1000, 10_000)
     peer: str | None = None
     peer_pool: int | None = None
 
@@ -27,5 +28,5 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def default_sizes(self) -> bool:
         """Whether every size is the one of DESIGN §9."""
         plain = Options()
-        sizes = ("agents", "seconds", "kills", "restarts", "rounds", "processes")
+        sizes = ("agents", "seconds", "kills", "restarts", "rounds", "processes", "events")
         return all(getattr(self, name) == getattr(plain, name) for name in sizes)

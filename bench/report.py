@@ -47,6 +47,7 @@ BARS: Final = (
     Bar("recovery_s_p50", "at most", 0.3, 0.1),
     Bar("recovery_s_max", "at most", 1.0, 0.3),
     Bar("restart_s", "at most", 1.0, 1.0),
+    Bar("overhead_ratio_10k", "at most", 1.5, 1.1),
     Bar("ratio_4_to_1", "at least", 0.8, 1.0),
     Bar("double_executions", "at most", 0, 0),
 )

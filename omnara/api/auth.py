@@ -36,8 +36,11 @@ class Authenticator:
         self._known: OrderedDict[str, tuple[float, Principal]] = OrderedDict()
         self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
 
-    async def principal(self, request: web.Request) -> Principal:
-        """Return the caller. Raises Unauthorized (also without touching the database), Unavailable."""
+    async def principal(self, request: web.Request, *, anew: bool = False) -> Principal:
+        """Return the caller. Raises Unauthorized (also without touching the database), Unavailable.
+
+        `anew` asks the database even when the caller is remembered: for paths that lead where it had no role.
+        """
         values = request.headers.getall("Authorization", [])
         text = tokens.bearer_from_header(values[0]) if len(values) == 1 else None
         if text is None:
@@ -48,6 +51,8 @@ class Authenticator:
             raise Unauthorized from None
         if token.kind is TokenKind.DAEMON:
             raise Unauthorized
+        if anew:
+            self._known.pop(token.hash, None)
         return await self._remembered(token.hash, values[0])
 
     def forget(self) -> None:

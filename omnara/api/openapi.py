@@ -18,7 +18,7 @@ from omnara.api.flat.routes import ROUTES as FLAT_ROUTES
 from omnara.api.omnara.routes import ROUTES as OMNARA_ROUTES
 from omnara.api.params import MAX_KEY
 from omnara.api.routing import EventStream, Route
-from omnara.api.types import ClientError, Error, ServerError
+from omnara.api.types import Changes, ClientError, Error, ServerError
 
 ROUTES: Final[tuple[Route, ...]] = (*OMNARA_ROUTES, *FLAT_ROUTES)
 
@@ -31,6 +31,7 @@ _ERROR_TEXTS: Final = {
     403: "The caller may not do this.",
     404: "There is no such thing, or the caller may not see it.",
     409: "The request clashes with the present state.",
+    500: "The server failed.",
     503: "A needed part is away; try again after Retry-After seconds.",
 }
 _IDEMPOTENCY_KEY: Final = {
@@ -54,6 +55,9 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
     wanted = _types(routes)
     schemas, components = msgspec.json.schema_components(list(wanted.values()), ref_template=_REF)
     by_type = {name: _tidy(schema) for name, schema in zip(wanted, schemas, strict=True)}
+    for kind in wanted.values():
+        if isinstance(kind, type) and issubclass(kind, Changes):
+            components[kind.__name__]["minProperties"] = 1
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
@@ -123,15 +127,19 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     if route.query is not None:
         _, components = msgspec.json.schema_components([route.query], ref_template=_REF)
         properties = components[route.query.__name__]["properties"]
-        found += [
-            {"name": name, "in": "query", "required": False, "schema": _tidy(schema)}
-            for name, schema in properties.items()
-        ]
+        found += [_query_parameter(name, _tidy(schema)) for name, schema in properties.items()]
     if route.idempotent:
         found.append(_IDEMPOTENCY_KEY)
     if any(isinstance(kind, EventStream) for kind in route.responses.values()):
         found.append(_LAST_EVENT_ID)
     return found
+
+
+def _query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    parameter: dict[str, Any] = {"name": name, "in": "query", "required": False, "schema": schema}
+    if schema.get("type") == "object":
+        parameter |= {"style": "deepObject", "explode": True}
+    return parameter
 
 
 def _tidy(schema: Any) -> Any:

@@ -25,6 +25,7 @@ INT64_MAX: Final = 2**63 - 1
 MAX_KEY: Final = 255
 """Characters of an Idempotency-Key. Source: api.md §8."""
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
+_DEEP: Final = re.compile(r"(\w+)\[([^\[\]]+)\]")
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
@@ -47,9 +48,13 @@ def query(values: MultiMapping[str], shape: type[Q] | None) -> Q | None:
         return None
     kinds = _kinds(shape)
     raw: dict[str, Any] = {}
-    for name, text in values.items():
-        if name not in kinds:
+    for full_name, text in values.items():
+        name, key = _deep(full_name, kinds)
+        if name not in kinds or (kinds[name] is dict) is (key is None):
             raise ValidationFailed("undeclared query parameter")
+        if key is not None:
+            _add_to_map(raw.setdefault(name, {}), name, key, _value(name, text, str))
+            continue
         if name in raw:
             raise ValidationFailed(f"query parameter {name} is given twice")
         raw[name] = _value(name, text, kinds[name])
@@ -57,6 +62,20 @@ def query(values: MultiMapping[str], shape: type[Q] | None) -> Q | None:
         return msgspec.convert(raw, shape)
     except msgspec.ValidationError as error:
         raise fault(error) from None
+
+
+def _deep(full_name: str, kinds: Mapping[str, type]) -> tuple[str, str | None]:
+    """Split `metadata[color]`, the form of parameters that are maps, into both names."""
+    found = _DEEP.fullmatch(full_name)
+    if found is None or kinds.get(found.group(1)) is not dict:
+        return full_name, None
+    return found.group(1), found.group(2)
+
+
+def _add_to_map(entries: dict[str, str], name: str, key: str, value: str) -> None:
+    if key in entries or "\0" in key:
+        raise ValidationFailed(f"a key of query parameter {name} is malformed or given twice")
+    entries[key] = value
 
 
 def _value(name: str, text: str, kind: type) -> Any:
@@ -85,8 +104,11 @@ def _kinds(shape: type[msgspec.Struct]) -> dict[str, type]:
 
 
 def _plain(hint: Any) -> type:
-    """Return int, bool or str: what the text of a parameter is turned into."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) else (hint,)
+    """Return int, bool, str or dict: what the text of a parameter is turned into."""
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    options = typing.get_args(hint) if union or typing.get_origin(hint) is typing.Annotated else (hint,)
+    if any(typing.get_origin(option) is dict for option in options):
+        return dict
     for kind in (bool, int):
         if kind in options:
             return kind

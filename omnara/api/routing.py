@@ -52,7 +52,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     `path_ids` names the kind of each id in the path. `body_required` matters only with a `body`.
     """
 
-    method: Literal["GET", "POST", "DELETE"]
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
     path: str
     operation_id: str
     handler: Handler
@@ -77,11 +77,15 @@ def endpoint(route: Route) -> Callable[[web.Request], Awaitable[web.StreamRespon
         principal = await context.authenticator.principal(request)
         timeout_s = context.deps.settings.request_body_timeout_s
         raw = await body.read(request, route.body_limit, timeout_s=timeout_s) if request.body_exists else b""
+        ids = params.path_ids(request.match_info, route.path_ids)
+        if _unseen(principal, ids):
+            # What it names may have been made since the caller was remembered, perhaps by another process.
+            principal = await context.authenticator.principal(request, anew=True)
         call = Call(
             request,
             context,
             principal,
-            params.path_ids(request.match_info, route.path_ids),
+            ids,
             params.query(request.query, route.query),
             _decoded(request, raw, decoder, required=route.body_required),
             params.idempotency_key(request) if route.idempotent else None,
@@ -91,6 +95,14 @@ def endpoint(route: Route) -> Callable[[web.Request], Awaitable[web.StreamRespon
         return await route.handler(call)
 
     return handle
+
+
+def _unseen(principal: Principal, ids: Mapping[str, UUID]) -> bool:
+    """Whether a path leads where the caller, as it is remembered, has no role."""
+    org_id, project_id = ids.get("orgID"), ids.get("projectID")
+    return (org_id is not None and org_id not in principal.org_roles) or (
+        project_id is not None and project_id not in principal.project_grants
+    )
 
 
 def _decoded(
@@ -107,6 +119,11 @@ def _decoded(
     body.check_media_type(request)
     value: msgspec.Struct = body.decode(raw, decoder)
     return value
+
+
+def no_content() -> web.Response:
+    """Return the answer of an operation that has nothing to say."""
+    return web.Response(status=204)
 
 
 def reply(status: int, value: Any) -> web.Response:

@@ -52,6 +52,15 @@ ClientErrorCode = Literal[
 ServerErrorCode = Literal["internal_error", "upstream_error", "service_unavailable", "authentication_unavailable"]
 
 
+class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of request bodies that change what they name, at least one thing. The document says `minProperties: 1`."""
+
+    def __post_init__(self) -> None:
+        """Refuse a body without any change. Raises ValueError, which decoding turns into a refusal."""
+        if all(getattr(self, name) is msgspec.UNSET for name in self.__struct_fields__):
+            raise ValueError("nothing to change")
+
+
 class Error(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Any error: text for people, code for programs."""
 

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FORMATS = {"anthropic": "anthropic_messages", "openai-chat": "openai_chat_completions"}
-_PATHS = {"anthropic": "/messages", "openai-chat": "/chat/completions"}
-_AUTH = {"anthropic": "api_key_header", "openai-chat": "bearer_token"}
+_FORMATS = {
+    "anthropic": "anthropic_messages",
+    "openai-chat": "openai_chat_completions",
+    "openai-responses": "openai_responses",
+}
+_PATHS = {"anthropic": "/messages", "openai-chat": "/chat/completions", "openai-responses": "/responses"}
+_AUTH = {"anthropic": "api_key_header", "openai-chat": "bearer_token", "openai-responses": "bearer_token"}
 
 
 @click.group("models")

@@ -6,15 +6,22 @@ mostly without any error. A test with one connection passes there, so this one u
 
 from __future__ import annotations
 
-from typing import Final
+import secrets
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 import msgspec
 
-from omnara.db.connection import ConnectSettings
+from omnara.db.connection import ConnectSettings, ConnKind
 from omnara.errors import ConfigurationError
 
 _PID: Final = "select pg_backend_pid()"
+_TRY_LOCK: Final = "select pg_try_advisory_xact_lock($1)"
+_ROUNDS: Final = 3
+"""One round can be fooled: by other clients that take and give back server connections between two of its looks."""
+
+if TYPE_CHECKING:
+    _Plain = asyncpg.Connection[asyncpg.Record]
 
 
 async def is_transaction_pooler(dsn: str, *, timeout_s: float = 5.0) -> bool:
@@ -26,36 +33,91 @@ async def is_transaction_pooler(dsn: str, *, timeout_s: float = 5.0) -> bool:
     try:
         second = await _connect(dsn, timeout_s)
         try:
-            before = await first.fetchval(_PID)
-            async with second.transaction():
-                other = await second.fetchval(_PID)
-                after = await first.fetchval(_PID)
+            for _ in range(_ROUNDS):
+                if await _share(first, second):
+                    return True
+            return False
         finally:
             second.terminate()
     finally:
         first.terminate()
-    return bool(before != after or before == other)
 
 
 async def resolve(settings: ConnectSettings) -> ConnectSettings:
     """Return `settings` with `pooled` set to what is found; call once at start, before any other connection.
 
-    Raises `ConfigurationError` when the only URL is pooled, or when the direct URL is pooled too.
+    Raises `ConfigurationError` when the only URL leads through a pooler, or when the direct URL does too or leads to
+    another database.
     """
-    pooled = await is_transaction_pooler(settings.dsn, timeout_s=settings.connect_timeout_s)
+    timeout_s = settings.connect_timeout_s
+    pooled = await is_transaction_pooler(settings.dsn, timeout_s=timeout_s)
     if settings.direct_dsn is not None:
-        if await is_transaction_pooler(settings.direct_dsn, timeout_s=settings.connect_timeout_s):
+        if await is_transaction_pooler(settings.direct_dsn, timeout_s=timeout_s):
             raise ConfigurationError(
                 "OMNARA_DATABASE_DIRECT_URL leads through a transaction pooler; it must reach Postgres itself"
             )
+        if not await _same_database(settings.dsn, settings.direct_dsn, timeout_s):
+            raise ConfigurationError(
+                "OMNARA_DATABASE_DIRECT_URL and OMNARA_DATABASE_URL lead to different databases; "
+                "they must reach the same one"
+            )
+        # A pooler in session mode shares nothing, but takes no settings either: what works through any works there.
+        pooled = pooled or await _refuses_settings(settings, ConnKind.API)
     elif pooled:
         raise ConfigurationError(
             "OMNARA_DATABASE_URL leads through a transaction pooler, where locks and LISTEN do not work; "
             "set OMNARA_DATABASE_DIRECT_URL to a URL that reaches Postgres itself"
         )
+    if await _refuses_settings(settings, ConnKind.SESSION):
+        raise ConfigurationError(
+            "what answers refuses the settings of a session, as a pooler does; "
+            "set OMNARA_DATABASE_DIRECT_URL to a URL that reaches Postgres itself"
+        )
     return msgspec.structs.replace(settings, pooled=pooled)
 
 
-async def _connect(dsn: str, timeout_s: float) -> asyncpg.Connection[asyncpg.Record]:
+async def _share(first: _Plain, second: _Plain) -> bool:
+    """One round. The second look at the idle `first` is for poolers that hand server connections out in turns."""
+    before = await first.fetchval(_PID)
+    if await first.fetchval(_PID) != before:
+        return True
+    async with second.transaction():
+        # Compared before the next look: with a single server connection that look would wait for this transaction.
+        return bool(await second.fetchval(_PID) == before or await first.fetchval(_PID) != before)
+
+
+async def _same_database(dsn: str, direct_dsn: str, timeout_s: float) -> bool:
+    """Whether a lock that is held through one URL is seen through the other one: such locks belong to a database."""
+    key = secrets.randbits(62)
+    direct = await _connect(direct_dsn, timeout_s)
+    try:
+        other = await _connect(dsn, timeout_s)
+        try:
+            async with direct.transaction():
+                await direct.fetchval(_TRY_LOCK, key)
+                return not await other.fetchval(_TRY_LOCK, key)
+        finally:
+            other.terminate()
+    finally:
+        direct.terminate()
+
+
+async def _refuses_settings(settings: ConnectSettings, kind: ConnKind) -> bool:
+    """Whether a pooler of any mode stands where the settings that a session starts with have to get through."""
+    try:
+        conn = await asyncpg.connect(
+            settings.url(kind),
+            timeout=settings.connect_timeout_s,
+            statement_cache_size=0,
+            server_settings=settings.session_settings(kind),
+        )
+    except asyncpg.ProtocolViolationError:
+        return True
+    conn.terminate()
+    return False
+
+
+async def _connect(dsn: str, timeout_s: float) -> _Plain:
     """Connect with nothing that a pooler would refuse: no settings, no named prepared statements."""
-    return await asyncpg.connect(dsn, timeout=timeout_s, command_timeout=timeout_s, statement_cache_size=0)
+    conn: _Plain = await asyncpg.connect(dsn, timeout=timeout_s, command_timeout=timeout_s, statement_cache_size=0)
+    return conn

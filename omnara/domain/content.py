@@ -60,9 +60,29 @@ class ToolCallBlock(Block, frozen=True, tag="tool_call"):
     metadata: dict[str, str] | None = None
 
 
+class MediaPart(msgspec.Struct, frozen=True):
+    """The place of a stored file in a conversation. What it is and what of it is shown is decided per request."""
+
+    artifact_id: str
+
+
+Part = str | MediaPart
+"""One thing said to a model: a text that is not blank, or a file."""
+
+class InlineMedia(msgspec.Struct, frozen=True):
+    """A file inside a request. `data` is standard base64. It is stored as an artifact, and this never is."""
+
+    media_type: str
+    data: str
+    filename: str | None = None
+    metadata: dict[str, str] | None = None
+
+
 InputBlock = TextBlock | MediaRefBlock
+NewInputBlock = TextBlock | MediaRefBlock | InlineMedia
 OutputBlock = TextBlock | MediaRefBlock | ReasoningBlock | ToolCallBlock | ErrorBlock
 ResultBlock = TextBlock | MediaRefBlock | StructuredDataBlock
+NewResultBlock = TextBlock | MediaRefBlock | StructuredDataBlock | InlineMedia
 
 EMPTY_RESULT_TEXT = "(no output)"
 """Stands for an empty tool result in requests: providers refuse empty text. Source: field-reports B04."""

@@ -16,75 +16,46 @@ from typing import assert_never
 
 import msgspec
 
-from omnara.domain.content import ErrorBlock, OutputBlock, TextBlock, ToolCallBlock
+from omnara.domain.content import ErrorBlock, MediaPart, OutputBlock, Part, TextBlock, ToolCallBlock
 from omnara.domain.context_text import (
     CANCEL_NOTICE,
     CONFIG_NOTICE,
     LOST_NOTICE,
     checkpoint_text,
     error_notice,
-    input_texts,
+    input_parts,
     interrupted_text,
+    result_media,
     result_text,
 )
 from omnara.domain.events import (
     AgentInputPayload,
     CheckpointPayload,
     Event,
-    EventMeta,
     ModelOutputPayload,
     ToolResultPayload,
 )
+from omnara.domain.message import (
+    OVERHEAD,
+    AnsweredCall,
+    AssistantMessage,
+    Message,
+    ToolResultsMessage,
+    UserMessage,
+    media_of,
+    part_size,
+    size_of,
+)
 from omnara.domain.text import is_blank
 
-_OVERHEAD = 200
-"""Bytes that a message costs beside its text: an estimate for the memory bound of a cache, not a measure."""
-
-
-class UserMessage(msgspec.Struct, frozen=True):
-    """What people said, and notices, oldest first. Never empty, no text is blank."""
-
-    sequence: int
-    texts: tuple[str, ...]
-
-
-class AnsweredCall(msgspec.Struct, frozen=True):
-    """The one answer to a call. `failed` covers every outcome but success; the text already says which."""
-
-    tool_call_id: str
-    text: str
-    failed: bool
-
-
-class ToolResultsMessage(msgspec.Struct, frozen=True):
-    """The answers to all calls of the assistant message before it, in call order."""
-
-    sequence: int
-    results: tuple[AnsweredCall, ...]
-
-
-class AssistantMessage(msgspec.Struct, frozen=True):
-    """An accepted output: texts that are not blank, and calls. `replay` is opaque and only for the same model."""
-
-    sequence: int
-    blocks: tuple[TextBlock | ToolCallBlock, ...]
-    meta: EventMeta
-    replay: bytes | None
-
-    @property
-    def calls(self) -> tuple[ToolCallBlock, ...]:
-        """The calls, in order."""
-        return tuple(block for block in self.blocks if isinstance(block, ToolCallBlock))
-
-
-Message = UserMessage | ToolResultsMessage | AssistantMessage
+__all__ = ["AnsweredCall", "AssistantMessage", "ContextState", "Message", "ToolResultsMessage", "UserMessage"]
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """One text of the open side, with the event that it came from."""
+    """One part of the open side, with the event that it came from."""
 
     sequence: int
-    text: str
+    part: Part
 
 
 class ContextState:
@@ -95,7 +66,18 @@ class ContextState:
     apart until the next output shows where it belongs: see `tail`.
     """
 
-    __slots__ = ("_answers", "_calls", "_said", "_shown", "_size", "_void", "generation", "sequence", "settled")
+    __slots__ = (
+        "_answers",
+        "_calls",
+        "_said",
+        "_shown",
+        "_size",
+        "_void",
+        "generation",
+        "media",
+        "sequence",
+        "settled",
+    )
 
     def __init__(
         self, void: Sequence[tuple[int, int]] = (), shown_chars: Mapping[str, int] = MappingProxyType({})
@@ -112,6 +94,8 @@ class ContextState:
         self._answers: dict[str, tuple[int, AnsweredCall]] = {}
         self._said: list[_Said] = []
         self._size = 0
+        self.media: list[MediaPart] = []
+        """Every file of the conversation, oldest first."""
 
     @property
     def bytes_size(self) -> int:
@@ -158,8 +142,8 @@ class ContextState:
 
     def _apply_input(self, sequence: int, payload: AgentInputPayload) -> None:
         if payload.input_kind == "content":
-            for text in input_texts(payload.content_blocks):
-                self._say(sequence, text)
+            for part in input_parts(payload.content_blocks):
+                self._say(sequence, part)
         elif payload.input_kind == "control":
             self._say(sequence, CANCEL_NOTICE)
         elif payload.input_kind == "config_change":
@@ -195,9 +179,11 @@ class ContextState:
             return  # its call is void or summarised; providers refuse an answer to nothing
         shown_chars = self._shown.get(call.name) if call.tool_type == "built_in" else None
         text = result_text(payload.outcome, payload.content_blocks, shown_chars)
-        answer = AnsweredCall(payload.tool_call_id, text, payload.outcome != "succeeded")
+        media = result_media(payload.content_blocks)
+        answer = AnsweredCall(payload.tool_call_id, text, payload.outcome != "succeeded", media)
         self._answers[payload.tool_call_id] = (sequence, answer)
-        self._size += len(text) + _OVERHEAD
+        self.media.extend(media)
+        self._size += len(text) + OVERHEAD
 
     def _apply_checkpoint(self, payload: CheckpointPayload) -> None:
         through = payload.summarized_through_event_sequence
@@ -210,21 +196,27 @@ class ContextState:
             self._calls, self._answers = (), {}
         summary = checkpoint_text(payload.summary)
         if kept and isinstance(kept[0], UserMessage):
-            kept[0] = UserMessage(kept[0].sequence, (summary, *kept[0].texts))
+            kept[0] = UserMessage(kept[0].sequence, (summary, *kept[0].parts))
         elif kept:
             kept.insert(0, UserMessage(through, (summary,)))
         else:
             self._said.insert(0, _Said(through + 1, summary))
         self.settled = kept
         self.generation += 1
-        texts = [said.text for said in self._said] + [answer.text for _, answer in self._answers.values()]
-        self._size = sum(map(_size_of, kept)) + sum(len(text) + _OVERHEAD for text in texts)
+        parts: list[Part] = [said.part for said in self._said]
+        answers = [answer for _, answer in self._answers.values()]
+        self._size = sum(map(size_of, kept)) + sum(map(part_size, [*parts, *(answer.text for answer in answers)]))
+        self.media = [media for message in kept for media in media_of(message)]
+        self.media += [media for answer in answers for media in answer.media]
+        self.media += [part for part in parts if isinstance(part, MediaPart)]
 
     # --- the open side ------------------------------------------------------------------------------------
 
-    def _say(self, sequence: int, text: str) -> None:
-        self._said.append(_Said(sequence, text))
-        self._size += len(text) + _OVERHEAD
+    def _say(self, sequence: int, part: Part) -> None:
+        self._said.append(_Said(sequence, part))
+        self._size += part_size(part)
+        if isinstance(part, MediaPart):
+            self.media.append(part)
 
     def _open_side(self, frontier: int) -> list[Message]:
         messages: list[Message] = []
@@ -232,10 +224,10 @@ class ContextState:
             answers = tuple(self._answer_to(call) for call in self._calls)
             last = max((sequence for sequence, _ in self._answers.values()), default=self.settled[-1].sequence)
             messages.append(ToolResultsMessage(last, answers))
-        texts = tuple(said.text for said in self._said if said.sequence <= frontier)
-        if texts:
+        parts = tuple(said.part for said in self._said if said.sequence <= frontier)
+        if parts:
             last = max(said.sequence for said in self._said if said.sequence <= frontier)
-            messages.append(UserMessage(last, texts))
+            messages.append(UserMessage(last, parts))
         return messages
 
     def _answer_to(self, call: ToolCallBlock) -> AnsweredCall:
@@ -253,7 +245,7 @@ class ContextState:
 
     def _push(self, message: AssistantMessage) -> None:
         self.settled.append(message)
-        self._size += _size_of(message)
+        self._size += size_of(message)
 
 
 def _is_told(block: OutputBlock, truncated: bool) -> bool:
@@ -261,16 +253,3 @@ def _is_told(block: OutputBlock, truncated: bool) -> bool:
     if isinstance(block, TextBlock):
         return not is_blank(block.text)
     return isinstance(block, ToolCallBlock) and not truncated
-
-
-def _size_of(message: Message) -> int:
-    if isinstance(message, UserMessage):
-        return sum(len(text) + _OVERHEAD for text in message.texts)
-    if isinstance(message, ToolResultsMessage):
-        return sum(len(result.text) + _OVERHEAD for result in message.results)
-    if isinstance(message, AssistantMessage):
-        texts = sum(len(block.text) for block in message.blocks if isinstance(block, TextBlock))
-        # A call's input is a tree of small objects: four times its text is close.
-        calls = sum(4 * len(msgspec.json.encode(call.input)) for call in message.calls)
-        return texts + calls + len(message.replay or b"") + _OVERHEAD * (1 + len(message.blocks))
-    assert_never(message)

@@ -17,7 +17,9 @@ from omnara.domain.content import (
     EMPTY_RESULT_TEXT,
     INTERRUPTED_TEXT,
     InputBlock,
+    MediaPart,
     MediaRefBlock,
+    Part,
     ResultBlock,
     StructuredDataBlock,
     TextBlock,
@@ -44,23 +46,28 @@ def error_notice(text: str) -> str:
     return f"[Notice: the previous model call failed and its turn ended: {reason}]"
 
 
-def input_texts(blocks: Sequence[InputBlock]) -> list[str]:
-    """The texts of a message, without blank ones."""
-    texts = []
+def input_parts(blocks: Sequence[InputBlock]) -> list[Part]:
+    """What a message says, in order, without blank texts."""
+    parts: list[Part] = []
     for block in blocks:
         if isinstance(block, TextBlock):
             if not is_blank(block.text):
-                texts.append(block.text)
+                parts.append(block.text)
         elif isinstance(block, MediaRefBlock):
-            texts.append(media_text(block))
+            parts.append(MediaPart(block.artifact_id))
         else:
             assert_never(block)
-    return texts
+    return parts
 
 
-def media_text(block: MediaRefBlock) -> str:
-    """Stand for a stored file."""
-    return f"[Attachment {block.artifact_id}: its content is not shown.]"
+def result_media(blocks: Sequence[ResultBlock]) -> tuple[MediaPart, ...]:
+    """The files of a result, which follow its text."""
+    return tuple(MediaPart(block.artifact_id) for block in blocks if isinstance(block, MediaRefBlock))
+
+
+def media_text(artifact_id: str) -> str:
+    """Stand for a stored file that is not shown."""
+    return f"[Attachment {artifact_id}: its content is not shown.]"
 
 
 def result_text(outcome: Outcome, blocks: Sequence[ResultBlock], shown_chars: int | None = None) -> str:
@@ -76,7 +83,7 @@ def result_text(outcome: Outcome, blocks: Sequence[ResultBlock], shown_chars: in
         elif isinstance(block, StructuredDataBlock):
             parts.append(msgspec.json.encode(block.value).decode())
         elif isinstance(block, MediaRefBlock):
-            parts.append(media_text(block))
+            parts.append(f"[Attachment {block.artifact_id}]")
         else:
             assert_never(block)
     return "\n".join(parts) or EMPTY_RESULT_TEXT

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from omnara.db.pool import ApiPool
+from omnara.engine.artifacts_store import Blobs
 from omnara.engine.feed import Feed
 from omnara.metrics import Metrics
 from omnara.settings import Settings
@@ -37,7 +38,10 @@ class Hints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """Everything with a life of its own that the engine uses. `registry`: the built-in tools by name."""
+    """Everything with a life of its own that the engine uses. `registry`: the built-in tools by name.
+
+    `blobs`: the contents of files.
+    """
 
     db: ApiPool
     ring: KeyRing
@@ -48,6 +52,7 @@ class Deps:
     models: ModelCatalog
     settings: Settings
     metrics: Metrics
+    blobs: Blobs = field(default_factory=Blobs)
 
 
 def announce(deps: Deps, agent_id: UUID, *, events: bool = False, ready: bool = False, taken: bool = False) -> None:

@@ -54,14 +54,10 @@ async def archive(deps: Deps, p: Principal, path: AgentPath) -> AgentRow:
         appending = await Appending.lock(connection, agent.id)
         if appending.hot.gate == "archived":
             return await _read(connection, agent.id), False, False
-        taken = appending.hot.worker_id is not None
+        actor_id = None
         if turn_is_open(appending):
             actor_id = await actor_for(connection, p, ProjectScope(agent.org_id, agent.project_id), None)
-            await stop_turn(connection, appending, actor_id)
-        await inputs.cancel_waiting(connection, agent.id, ["queued", "steering"])
-        appending.hot.gate = "archived"
-        await appending.write("sleep", release=taken)
-        await agents.archive_agent(connection, agent.id)
+        taken = await _close(connection, appending, actor_id)
         return await _read(connection, agent.id), True, taken
 
     agent, changed, taken = await deps.db.run(work)
@@ -70,9 +66,36 @@ async def archive(deps: Deps, p: Principal, path: AgentPath) -> AgentRow:
     return agent
 
 
+async def archive_for_good(deps: Deps, agent_id: UUID) -> None:
+    """Archive an agent in nobody's name, because what it belongs to is deleted. Own transaction; may be repeated."""
+
+    async def work(connection: Connection) -> tuple[bool, bool]:
+        appending = await Appending.lock(connection, agent_id)
+        if appending.hot.gate == "archived":
+            return False, False
+        return True, await _close(connection, appending, None)
+
+    changed, taken = await deps.db.run(work)
+    if changed:
+        announce(deps, agent_id, events=True, taken=taken)
+
+
 async def delete(deps: Deps, p: Principal, path: AgentPath) -> None:
     """Stop, tear down and archive an agent: what the flat API calls deletion. As `archive`."""
     await archive(deps, p, path)
+
+
+async def _close(connection: Connection, appending: Appending, actor_id: UUID | None) -> bool:
+    """Stop a locked agent for good; return whether a worker held it."""
+    agent_id = appending.hot.agent_id
+    taken = appending.hot.worker_id is not None
+    if turn_is_open(appending):
+        await stop_turn(connection, appending, actor_id)
+    await inputs.cancel_waiting(connection, agent_id, ["queued", "steering"])
+    appending.hot.gate = "archived"
+    await appending.write("sleep", release=taken)
+    await agents.archive_agent(connection, agent_id)
+    return taken
 
 
 async def _read(connection: Connection, agent_id: UUID) -> AgentRow:

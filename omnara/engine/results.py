@@ -6,7 +6,7 @@ Source: engine.md §4 (custom result); api.md §8, §12; field-reports B01, B38.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -17,9 +17,10 @@ from omnara.db import calls
 from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
 from omnara.db.reads import EventRow
-from omnara.domain.content import MediaRefBlock, ResultBlock, StructuredDataBlock, TextBlock
+from omnara.domain.content import InlineMedia, MediaRefBlock, NewResultBlock, StructuredDataBlock, TextBlock
 from omnara.domain.text import clean, clean_text
 from omnara.engine.appending import Appending, wake_if_runnable
+from omnara.engine.artifacts import NO_FILES, attach, take_in
 from omnara.engine.deps import Deps, announce
 from omnara.engine.inputs import MAX_TEXT_BYTES
 from omnara.engine.scope import AgentPath, locate
@@ -40,25 +41,27 @@ async def submit_result(
     path: AgentPath,
     call_id: UUID,
     outcome: Literal["succeeded", "failed"],
-    blocks: Sequence[ResultBlock],
+    blocks: Sequence[NewResultBlock],
 ) -> SubmittedResult:
     """Complete a ready custom call. Own transaction; accepted in every state of the agent in which the call is open.
 
-    Raises NotFound, Forbidden, InvalidRequest, RequestTooLarge (over 1 MiB), and Conflict when the call is not custom,
-    not ready, or has a result already, be it the same one.
+    Raises NotFound, Forbidden, InvalidRequest, RequestTooLarge (over 1 MiB, files over their limits), and Conflict when
+    the call is not custom, not ready, or has a result already, be it the same one.
     """
+    stored: list[Any] = list(blocks)
+    taken = NO_FILES
+    if any(isinstance(block, InlineMedia) for block in blocks):
+        async with deps.db.acquire() as connection:
+            agent = await locate(connection, p, path, ProjectAction.OPERATE)
+            _check_open(await calls.find_call(connection, agent.id, call_id))
+        stored, taken = await take_in(deps, agent.org_id, clean_result(blocks))
 
     async def work(connection: Connection) -> SubmittedResult:
         agent = await locate(connection, p, path, ProjectAction.OPERATE)
-        cleaned = clean_result(blocks)
+        cleaned: list[Any] = stored if taken.files else clean_result(stored)
         appending = await Appending.lock(connection, agent.id)
-        call = await calls.find_call(connection, agent.id, call_id)
-        if call is None:
-            raise NotFound("tool call")
-        if call.type != "custom":
-            raise Conflict("the tool call is not a custom one")
-        if call.state != "ready":
-            raise Conflict(f"the tool call is {call.state}")
+        call = _check_open(await calls.find_call(connection, agent.id, call_id))
+        await attach(connection, agent, taken)
         appending.add_result(call, outcome, cleaned)
         events = await appending.write(wake_if_runnable(appending.hot))
         return SubmittedResult(appending.completed[0], events[0], msgspec.json.encode(cleaned).decode())
@@ -69,18 +72,30 @@ async def submit_result(
     return done
 
 
-def clean_result(blocks: Sequence[ResultBlock]) -> list[ResultBlock]:
+def _check_open(call: CallRow | None) -> CallRow:
+    if call is None:
+        raise NotFound("tool call")
+    if call.type != "custom":
+        raise Conflict("the tool call is not a custom one")
+    if call.state != "ready":
+        raise Conflict(f"the tool call is {call.state}")
+    return call
+
+
+def clean_result(blocks: Sequence[NewResultBlock]) -> list[TextBlock | StructuredDataBlock | InlineMedia]:
     """Return the blocks without NUL and lone surrogates. Raises InvalidRequest and RequestTooLarge."""
-    cleaned: list[ResultBlock] = []
+    cleaned: list[TextBlock | StructuredDataBlock | InlineMedia] = []
     for block in blocks:
+        if isinstance(block, InlineMedia):
+            cleaned.append(block)
+            continue
+        if isinstance(block, MediaRefBlock):
+            raise InvalidRequest("media_ref is not accepted in a result")
         metadata = None if block.metadata is None else clean(block.metadata)
         if isinstance(block, TextBlock):
             cleaned.append(TextBlock(clean_text(block.text), metadata))
-        elif isinstance(block, StructuredDataBlock):
-            cleaned.append(StructuredDataBlock(clean(block.value), metadata))
         else:
-            assert isinstance(block, MediaRefBlock)
-            raise InvalidRequest("media_ref is not accepted in a result")
-    if len(msgspec.json.encode(cleaned)) > MAX_TEXT_BYTES:
+            cleaned.append(StructuredDataBlock(clean(block.value), metadata))
+    if len(msgspec.json.encode([block for block in cleaned if not isinstance(block, InlineMedia)])) > MAX_TEXT_BYTES:
         raise RequestTooLarge("a result may take 1 MiB in total")
     return cleaned

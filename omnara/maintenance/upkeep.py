@@ -1,4 +1,4 @@
-"""Keeps the hot table small and the gauges of the whole installation true.
+"""Keeps the hot table small, the gauges of the whole installation true, and files that nobody refers to away.
 
 The leader is whoever gets the lock this time: it is tried, never waited for, on a connection made for the moment, so
 that a vacuum never delays a claim.
@@ -15,6 +15,7 @@ from omnara.db import sched, upkeep, workers
 from omnara.db.connection import Connection, ConnectSettings
 from omnara.db.failures import DatabaseUnavailable
 from omnara.engine.deps import Deps
+from omnara.errors import Unavailable
 from omnara.log import get_logger
 from omnara.service import Tasks
 
@@ -22,6 +23,9 @@ log = get_logger(__name__)
 
 GAUGES_S = 5.0
 STATUS_GAUGE_S = 60.0
+FILES_S = 300.0
+FILES_KEPT_S = 3600.0
+"""How long a content waits for the message or result that it was sent with. The two are written within seconds."""
 
 
 class Upkeep:
@@ -35,9 +39,10 @@ class Upkeep:
         self._tasks = Tasks()
 
     async def start(self) -> None:
-        """Start both loops."""
+        """Start the loops."""
         self._tasks.spawn(self._vacuum_loop(), "vacuum")
         self._tasks.spawn(self._gauge_loop(), "gauges")
+        self._tasks.spawn(self._files_loop(), "files")
 
     async def watch(self) -> None:
         """Raise what ended a loop."""
@@ -59,6 +64,16 @@ class Upkeep:
                     probes.hit("vacuumed")
             except DatabaseUnavailable as error:
                 log.warning("vacuum_failed", error=str(error))
+
+    async def _files_loop(self) -> None:
+        """Remove contents that no message came to refer to. Several processes may at a time: none waits for another."""
+        while True:
+            await asyncio.sleep(jittered(FILES_S))
+            try:
+                while await self._deps.blobs.sweep(self._deps.db, FILES_KEPT_S):
+                    probes.hit("files_removed")
+            except Unavailable as error:
+                log.warning("file_sweep_failed", error=str(error))
 
     async def _gauge_loop(self) -> None:
         passed = STATUS_GAUGE_S

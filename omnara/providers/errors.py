@@ -43,6 +43,11 @@ _CODES: Final[dict[str, ErrorKind]] = {
     "content_policy_violation": "invalid_request",
     "moderation_blocked": "invalid_request",
     "overloaded": "provider_unavailable",
+    "invalid_prompt": "invalid_request",
+    "bio_policy": "invalid_request",
+    "misalignment_policy_violation": "invalid_request",
+    "data_residency_mismatch": "invalid_request",
+    "invalid_encrypted_content": "invalid_request",
 }
 _VAGUE: Final[dict[str, ErrorKind]] = {
     # Types that cover everything; they say less than a status, and something where there is none.
@@ -71,7 +76,17 @@ _CONTEXT: Final = (
     "reduce the length",
 )
 _PAYLOAD: Final = ("request too large", "payload too large", "entity too large", "exceeds the maximum size")
-_REPLAY: Final = ("signature", "redacted_thinking", "cannot be modified", "encrypted_content", "encrypted content")
+_REPLAY: Final = (
+    "signature",
+    "redacted_thinking",
+    "cannot be modified",
+    "encrypted_content",
+    "encrypted content",
+    "not persisted",
+    "required following item",
+    "required 'reasoning' item",
+    "duplicate item found",
+)
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

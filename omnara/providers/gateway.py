@@ -6,7 +6,7 @@ Source: DESIGN §5.
 from __future__ import annotations
 
 from omnara.domain.stream import Sink
-from omnara.providers import anthropic_messages, openai_chat
+from omnara.providers import anthropic_messages, openai_chat, openai_responses
 from omnara.providers.http import AddressCheck, ConnectorFactory, HttpPool
 from omnara.providers.protocol import Failed, ModelAdapter, ModelCall, Outcome
 from omnara.providers.streaming import HttpAdapter
@@ -29,6 +29,7 @@ class ModelGateway:
         self._adapters: dict[str, ModelAdapter] = {
             anthropic_messages.API_FORMAT: HttpAdapter(anthropic_messages.AnthropicMessages(), self._pool),
             openai_chat.API_FORMAT: HttpAdapter(openai_chat.OpenAIChat(), self._pool),
+            openai_responses.API_FORMAT: HttpAdapter(openai_responses.OpenAIResponses(), self._pool),
         }
 
     def register(self, api_format: str, adapter: ModelAdapter) -> None:

@@ -114,6 +114,17 @@ class OutputBuilder:
                 return
         self._sink(_DELTAS[block.kind](index, clean_text(piece)))
 
+    def settle(self, index: int, text: str) -> None:
+        """Say what block `index` came to, where the provider repeats it whole: that counts, whatever its pieces said.
+
+        Nothing at all is no such repetition.
+        """
+        block = self._blocks[index]
+        if not block.pieces:
+            self.add(index, text)
+        elif text and block.raw() != text:
+            block.pieces[:] = [text]
+
     def close(self, index: int) -> None:
         """Close block `index`; once more does nothing."""
         block = self._blocks[index]
@@ -137,6 +148,10 @@ class OutputBuilder:
     def call_name(self, index: int) -> str:
         """The name that the call at `index` asks for."""
         return self._blocks[index].name
+
+    def call_id(self, index: int) -> str:
+        """The id of the call at `index`: the provider's, or ours in its place."""
+        return self._blocks[index].provider_id
 
     def arguments(self, index: int) -> tuple[dict[str, Any], str | None]:
         """The arguments of the call at `index`, and what is wrong with them."""

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import aiohttp
 import msgspec
 
-from omnara.providers import anthropic_messages, openai_chat
+from omnara.providers import anthropic_messages, openai_chat, openai_responses
 from omnara.providers.errors import safe_message
 from omnara.providers.headers import BadCredential, credential
 from omnara.providers.http import AddressCheck, AddressRefused, Answer, HttpPool, TooLarge
@@ -32,7 +32,11 @@ MAX_SLUGS: Final = 2_000
 MAX_BYTES: Final = 8 * 1024 * 1024
 """Of one page. Large catalogues describe some hundred models at two or three kilobytes each."""
 
-_SDKS: Final = {anthropic_messages.API_FORMAT: "anthropic", openai_chat.API_FORMAT: "openai"}
+_SDKS: Final = {
+    anthropic_messages.API_FORMAT: "anthropic",
+    openai_chat.API_FORMAT: "openai",
+    openai_responses.API_FORMAT: "openai",
+}
 _KEY_HEADERS: Final = {"anthropic": anthropic_messages.KEY_HEADER, "openai": openai_chat.KEY_HEADER}
 _PAGE: Final = 1_000
 _KEPT: Final = frozenset({"accept", "user-agent", "anthropic-version"})

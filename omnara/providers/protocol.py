@@ -7,7 +7,7 @@ Source: engine.md §5 (kinds and signals); DESIGN §5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from omnara.domain.content import ReasoningBlock, TextBlock
 from omnara.domain.context import ContextState
 from omnara.domain.events import StopReason
 from omnara.domain.stream import ModelUsage, Sink
+from omnara.providers.media import ModelFile
 from omnara.providers.rendered import RenderedHistory
 
 ErrorKind = Literal[
@@ -95,6 +96,7 @@ class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int = 4096
     supports_tools: bool = True
     supports_reasoning: bool = False
+    input_modalities: tuple[str, ...] = ()  # of text, image, file; none named: whatever the format carries
     reasoning_effort: str = ""
     cache_retention: CacheRetention = "short"
     temperature: float | None = None
@@ -116,7 +118,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     `history` is the caller's cache slot for this agent: it is filled on the way and makes the next request cost its
     new events only; a fresh one is always correct. `new_call_id` makes the id of a tool call when its block opens
     and returns it with its public form. `suppress_replay` leaves provider-exact content out (after
-    `replay_rejected`), and the slot remembers that for what is now in it.
+    `replay_rejected`), and the slot remembers that for what is now in it. `media` has the files of the conversation by
+    artifact id (see `omnara.providers.media`); one that is missing is named and not shown.
     """
 
     target: ModelTarget
@@ -126,6 +129,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     history: RenderedHistory
     new_call_id: Callable[[], tuple[UUID, str]]
     suppress_replay: bool = False
+    media: Mapping[str, ModelFile] = msgspec.field(default_factory=dict)
 
 
 class RequestedCall(msgspec.Struct, frozen=True):

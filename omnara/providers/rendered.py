@@ -130,12 +130,14 @@ class RenderedHistory:
         replay = None
         if message.replay is not None and message.sequence > self._suppressed and renderer.same_model(message.meta):
             replay = unpack(message.replay, message.sequence, calls=len(calls))
-        if replay is not None and not self._used.isdisjoint(replay.call_ids):
+        if replay is not None and not self._used.isdisjoint((*replay.call_ids, *replay.item_ids)):
             replay = None  # some servers count their ids from zero in every answer, and others refuse that
         if replay is not None and not all(map(renderer.takes_id, replay.call_ids)):
             replay = None  # stored before such ids were replaced as they arrive
         names = replay.call_ids if replay is not None else tuple(call.tool_call_id for call in calls)
         self._used.update(names)
+        if replay is not None:
+            self._used.update(replay.item_ids)
         self._ids = {call.tool_call_id: name for call, name in zip(calls, names, strict=True)}
         self._led = replay is not None and bool(replay.content) and b'thinking"' in replay.content[0][:28]
         self._replays += replay is not None and bool(replay.content)

@@ -27,12 +27,14 @@ class DamagedReplay(DamagedEvent):
 
 class Replay(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """`call_ids`: the provider's id of each call, in order. `content`: JSON of the provider's own blocks, complete and
-    in order, or empty when the neutral blocks say the same.
+    in order, or empty when the neutral blocks say the same. `item_ids`: other ids of the provider in `content`, which a
+    conversation may have once.
     """
 
     api_format: str
     call_ids: tuple[str, ...] = ()
     content: tuple[bytes, ...] = ()
+    item_ids: tuple[str, ...] = ()
 
 
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -78,6 +78,10 @@ class Checker:
             yield "status is not declared"
             return
         content = declared.get("content", {})
+        if not content:
+            if getattr(response, "body", None):
+                yield "a body where none is declared"
+            return
         if response.content_type not in content:
             yield f"content type {response.content_type} is not declared"
         elif response.content_type != EVENT_STREAM:
@@ -166,7 +170,7 @@ class Checker:
 def declared_response(document: dict[str, Any], operation: dict[str, Any], status: int) -> dict[str, Any] | None:
     """Return the declaration that covers a status, by number or by family; None when there is none."""
     responses = operation["responses"]
-    found = responses.get(str(status)) or responses.get(f"{status // 100}XX")
+    found = responses.get(str(status), responses.get(f"{status // 100}XX"))
     if found is not None and "$ref" in found:
         found = document["components"]["responses"][found["$ref"].rpartition("/")[2]]
     declared: dict[str, Any] | None = found

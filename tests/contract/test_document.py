@@ -27,6 +27,11 @@ OPERATIONS = [
     ("post", f"{A}/cancel"),
     ("post", f"{A}/archive"),
     ("post", f"{A}/inputs"),
+    ("get", f"{A}/inputs/backlog"),
+    ("post", f"{A}/inputs/{{inputID}}/cancel"),
+    ("post", f"{A}/inputs/{{inputID}}/move"),
+    ("post", f"{A}/inputs/{{inputID}}/promote_to_steering"),
+    ("post", f"{A}/inputs/{{inputID}}/demote_to_queued"),
     ("get", f"{A}/tool-calls"),
     ("post", f"{A}/tool-calls/{{toolCallID}}/result"),
     ("get", f"{A}/turns"),
@@ -36,6 +41,15 @@ OPERATIONS = [
     ("get", f"{A}/interactions"),
     ("post", f"{A}/interactions/{{interactionID}}/resolve"),
 ]
+ORG = "/api/v1/orgs/{orgID}"
+OPERATIONS += [
+    ("post", "/api/v1/orgs"),
+    ("delete", ORG),
+    ("post", f"{ORG}/projects"),
+    ("delete", P),
+]
+OURS_ALONE = {("get", "/api/v1/orgs")}
+"""Routes below the contract's prefix that the contract has not."""
 OURS = openapi.document()
 
 
@@ -55,13 +69,13 @@ def bodies(operation: dict[str, Any], document: dict[str, Any]) -> dict[str, Any
     found: dict[str, Any] = {}
     for status, response in operation["responses"].items():
         plain = normal(response, document)
-        found[status] = {kind: content["schema"] for kind, content in plain["content"].items()}
+        found[status] = {kind: content["schema"] for kind, content in plain.get("content", {}).items()}
     return found
 
 
 def test_every_route_of_the_contract_surface_is_compared() -> None:
     served = {(m, path) for path, item in OURS["paths"].items() for m in item if path.startswith("/api/v1/")}
-    assert served == set(OPERATIONS)
+    assert served == set(OPERATIONS) | OURS_ALONE
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)

@@ -153,7 +153,7 @@ async def test_too_large_bodies_are_413_also_when_their_size_is_not_announced(se
 async def test_inputs_may_be_large(server: ApiServer, agent: str) -> None:
     body = b'{"content_blocks":[{"type":"media","media_type":"image/png","data":"' + b"A" * 5_000_000 + b'"}]}'
     answer = await server.call("POST", f"{agent}/inputs", body)
-    assert (answer.status, answer.code) == (422, "unprocessable"), "read and understood, not refused for its size"
+    assert (answer.status, answer.code) == (400, "invalid_request"), "read and understood, not refused for its size"
 
 
 async def raw_request(server: ApiServer, data: bytes) -> bytes:

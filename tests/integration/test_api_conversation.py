@@ -64,7 +64,7 @@ async def test_inputs_and_their_keys(server: ApiServer) -> None:
     [
         ({"content_blocks": []}, 400, "invalid_request"),
         ({"content_blocks": [{"type": "text", "text": " \n"}]}, 400, "invalid_request"),
-        ({"content_blocks": [{"type": "media", "media_type": "image/png", "data": "aGk="}]}, 422, "unprocessable"),
+        ({"content_blocks": [{"type": "media", "media_type": "image/png", "data": "aGk="}]}, 400, "invalid_request"),
         ({"content_blocks": [{"type": "media", "media_type": "image/xyz", "data": "aGk="}]}, 400, "validation_failed"),
         ({"content_blocks": [{"type": "media_ref", "artifact_id": "art_a"}]}, 400, "validation_failed"),
         (

@@ -63,6 +63,27 @@ async def test_the_engine_runs_against_the_scripted_model_over_http(database: st
         assert (await model.ask("finish"))["refused"] == 0
 
 
+async def test_logs_grow_to_their_length_and_a_step_is_timed_warm_and_cold(database: str, tmp_path: Path) -> None:
+    ring = generate_ring()
+    seeded = await seed(database, 2, ring)
+    short, long = (str(agent) for agent in seeded.agents)
+    spec = {"dsn": database, "embedded": False, "ring": ring.serialise(), "agents": [short, long]}
+    spec["targets"] = {short: 10, long: 120}
+    found = {}
+    for name, cache_bytes in (("warm", 2**28), ("cold", 0)):
+        settings = {"context_cache_bytes": cache_bytes}
+        async with start_child("log", tmp_path, settings=settings, **spec) as child:
+            lengths = (await child.ask("grow"))["lengths"]
+            found[name] = [await child.ask("step", agent=agent, round=1) for agent in (short, long)]
+        if name == "warm":
+            assert sorted(lengths) == [10, 120]
+    for one in found["warm"] + found["cold"]:
+        assert one["total"] >= one["claim"] + one["begin"] + one["model"] > 0
+    assert found["warm"][1]["body_bytes"] > 120 * 100 > found["warm"][0]["body_bytes"]
+    counted = await look(database)
+    assert (counted.succeeded, counted.others, counted.broken) == (10 - 1 + 120 - 1 + 4, {}, [])
+
+
 async def test_the_bare_loop_saves_rows_that_keep_every_invariant(database: str) -> None:
     seeded = await seed(database, AGENTS, generate_ring(), ready=False)
     raw = RawContestant()

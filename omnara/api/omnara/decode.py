@@ -22,10 +22,10 @@ from omnara.api.omnara.types.blocks import (
 )
 from omnara.api.omnara.types.tools import InteractionAnswer
 from omnara.api.routing import Call
-from omnara.domain.content import InputBlock, ResultBlock, StructuredDataBlock, TextBlock
+from omnara.domain.content import InlineMedia, NewInputBlock, NewResultBlock, StructuredDataBlock, TextBlock
 from omnara.engine.actors import ExternalActor
 from omnara.engine.scope import AgentPath
-from omnara.errors import Unprocessable, ValidationFailed
+from omnara.errors import ValidationFailed
 from omnara.ids import IdKind
 from omnara.tools.interactions import Answer
 
@@ -80,26 +80,26 @@ def actor(params: ExternalActorParams | UnsetType) -> ExternalActor | None:
     )
 
 
-def input_blocks(blocks: Sequence[CreateAgentInputContentBlock]) -> list[InputBlock]:
-    """The blocks of a message. Raises Unprocessable for files, which this release does not store."""
-    return [_text(block) for block in blocks]
+def input_blocks(blocks: Sequence[CreateAgentInputContentBlock]) -> list[NewInputBlock]:
+    """The blocks of a message."""
+    return [_said(block) for block in blocks]
 
 
-def result_blocks(blocks: Sequence[SubmitToolResultContentBlock]) -> list[ResultBlock]:
-    """The blocks of a tool result. Raises ValidationFailed for values that nest too deep, and as `input_blocks`."""
-    found: list[ResultBlock] = []
+def result_blocks(blocks: Sequence[SubmitToolResultContentBlock]) -> list[NewResultBlock]:
+    """The blocks of a tool result. Raises ValidationFailed for values that nest too deep."""
+    found: list[NewResultBlock] = []
     for block in blocks:
         if isinstance(block, StructuredDataContentBlock):
             check_depth(block.value)
             found.append(StructuredDataBlock(block.value, given(block.metadata)))
         else:
-            found.append(_text(block))
+            found.append(_said(block))
     return found
 
 
-def _text(block: TextContentBlock | InlineMediaContentBlock) -> TextBlock:
+def _said(block: TextContentBlock | InlineMediaContentBlock) -> TextBlock | InlineMedia:
     if isinstance(block, InlineMediaContentBlock):
-        raise Unprocessable("files are not accepted by this release; send text")
+        return InlineMedia(block.media_type, block.data, given(block.filename), given(block.metadata))
     return TextBlock(block.text, given(block.metadata))
 
 

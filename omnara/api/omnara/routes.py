@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from omnara.api.omnara import account, agents, configs, events, inputs, tools
+from omnara.api.omnara import account, agents, backlog, configs, events, inputs, orgs, tools
 from omnara.api.routing import Route
 
 ROUTES: Final[tuple[Route, ...]] = (
     *account.ROUTES,
+    *orgs.ROUTES,
     *configs.ROUTES,
     *agents.ROUTES,
     *inputs.ROUTES,
+    *backlog.ROUTES,
     *tools.ROUTES,
     *events.ROUTES,
 )
