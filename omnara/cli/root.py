@@ -25,6 +25,7 @@ _COMMANDS: Final[Mapping[str, _Entry]] = {
     "demo": _Entry("omnara.cli.demo.command", "Watch an agent survive kill -9: offline, no key, a minute."),
     "serve": _Entry("omnara.cli.serve", "Run the server: API, workers and maintenance in one process."),
     "agents": _Entry("omnara.cli.agents", "Launch, list and steer agents on a running server."),
+    "chat": _Entry("omnara.cli.chat.command", "Talk to an agent in the terminal, or through a pipe."),
     "keys": _Entry("omnara.cli.keys", "Create, list and revoke API keys (in the database)."),
     "models": _Entry("omnara.cli.models", "Add, list and probe models (in the database)."),
     "migrate": _Entry("omnara.cli.migrate", "Bring the database's schema up to date."),

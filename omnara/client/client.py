@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from omnara.client.errors import ApiError
-from omnara.client.stream import EventStream
+from omnara.client.stream import BACKOFF_S, ConnectionChange, EventStream
 from omnara.client.transport import Transport
 from omnara.client.types import Agent, AgentStatus, Event, Input, Interaction, Launched, Links, ToolCall
 
@@ -30,6 +30,10 @@ class _Events(msgspec.Struct):
     data: list[Event]
     has_more: bool
     next_after_sequence: int
+
+
+class _Newest(msgspec.Struct):
+    data: list[Event]
 
 
 class _InputEnvelope(msgspec.Struct):
@@ -123,12 +127,18 @@ class Client:
         agent: str,
         text: str,
         *,
+        attachments: Sequence[Mapping[str, Any]] = (),
         steering: bool = False,
         cancel_open_interactions: bool = False,
         key: str | None = None,
     ) -> Input:
-        """Send a message: queued for its own turn, or `steering` the running one. Safe to repeat (see `launch`)."""
-        body: dict[str, Any] = {"content_blocks": [{"type": "text", "text": text}]}
+        """Send a message: queued for its own turn, or `steering` the running one. Safe to repeat (see `launch`).
+
+        `attachments` are further content blocks, put before the text. The event of the message carries `key` as
+        `input_idempotency_key`.
+        """
+        words = [{"type": "text", "text": text}] if text or not attachments else []
+        body: dict[str, Any] = {"content_blocks": [*attachments, *words]}
         if steering:
             body["delivery_mode"] = "steering"
         if cancel_open_interactions:
@@ -148,13 +158,32 @@ class Client:
             if not page.has_more:
                 return
 
-    def stream(self, agent: str, *, after: int = 0, deltas: bool = False) -> EventStream:
-        """Return the endless stream of events after `after`; with `deltas` also what is said before it is saved."""
+    async def latest_events(self, agent: str, *, limit: int = 100) -> list[Event]:
+        """Return the newest `limit` (at most 500) events of the log, oldest first."""
+        params = {"before_sequence": "0", "limit": str(limit)}
+        return (await self._http.request("GET", (await self.links(agent)).events, _Newest, params=params)).data
+
+    def stream(
+        self,
+        agent: str,
+        *,
+        after: int = 0,
+        deltas: bool = False,
+        on_connection: ConnectionChange | None = None,
+        max_wait_s: float = BACKOFF_S[1],
+    ) -> EventStream:
+        """Return the endless stream of events after `after`; with `deltas` also what is said before it is saved.
+
+        `on_connection` hears of lost and regained connections; `max_wait_s` is the longest wait before another try.
+        """
 
         async def find_path() -> str:
             return (await self.links(agent)).stream
 
-        return EventStream(self._http, find_path, after=after, deltas=deltas)
+        backoff_s = (min(BACKOFF_S[0], max_wait_s), max_wait_s)
+        return EventStream(
+            self._http, find_path, after=after, deltas=deltas, backoff_s=backoff_s, on_connection=on_connection
+        )
 
     async def tool_calls(self, agent: str, *, state: str | None = None) -> list[ToolCall]:
         """Return all tool calls of the agent, oldest first; only those in `state` if given."""

@@ -21,9 +21,13 @@ from omnara.client.transport import CONNECT_TIMEOUT_S, Transport, api_error
 from omnara.client.types import Delta, Event, ToolCallUpdate
 from omnara.clock import Backoff
 
-__all__ = ["EventStream", "StreamItem"]
+__all__ = ["ConnectionChange", "EventStream", "StreamItem"]
 
 StreamItem = Event | Delta | ToolCallUpdate
+
+ConnectionChange = Callable[[str | None], None]
+"""Told why the connection was lost, and None when there is one (again). Called in the reader's task; it must not block
+or raise."""
 
 SILENCE_S: Final = 35.0
 """More than two heartbeats of 15 s: the connection is dead, whatever TCP says."""
@@ -56,6 +60,7 @@ class EventStream:
         deltas: bool,
         silence_s: float = SILENCE_S,
         backoff_s: tuple[float, float] = BACKOFF_S,
+        on_connection: ConnectionChange | None = None,
     ) -> None:
         self._transport = transport
         self._find_path = find_path
@@ -63,6 +68,7 @@ class EventStream:
         self._deltas = deltas
         self._silence_s = silence_s
         self._backoff = Backoff(*backoff_s)
+        self._on_connection = on_connection
         self._reconnects = 0
         self._gap_at: int | None = None
         self._items = self._run()
@@ -103,6 +109,7 @@ class EventStream:
                             yield item
             except _Lost as lost:
                 self._reconnects += 1
+                self._tell(str(lost))
                 await asyncio.sleep(max(self._backoff.next_s(), lost.retry_after_s))
 
     async def _frames(self) -> AsyncGenerator[Frame, None]:
@@ -119,12 +126,17 @@ class EventStream:
             ) as response:
                 if response.status != 200:
                     raise _refusal(api_error(response.status, await response.read(), response.headers))
+                self._tell(None)
                 async for chunk in response.content.iter_any():
                     for frame in parser.feed(chunk):
                         yield frame
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise _Lost(str(error) or type(error).__name__) from error
         raise _Lost("the server closed the stream")
+
+    def _tell(self, lost: str | None) -> None:
+        if self._on_connection is not None:
+            self._on_connection(lost)
 
     def _item(self, frame: Frame) -> StreamItem | None:
         try:

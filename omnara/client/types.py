@@ -78,6 +78,8 @@ class Event(msgspec.Struct, frozen=True, rename={"kind": "event_kind"}):
     tool_call_id: str | None = None
     outcome: str | None = None
     interaction_id: str | None = None
+    input_idempotency_key: str | None = None
+    model_call_context_id: str | None = None
     summary: str | None = None
 
     @property

@@ -1,0 +1,28 @@
+"""What an agent is about, folded from its events: working or not, and which calls are open. Pure."""
+
+from __future__ import annotations
+
+from omnara.client import Event
+
+__all__ = ["Activity"]
+
+
+class Activity:
+    """Follows one agent's log. `working`: a turn is running, as far as the events say. Source: api.md §15."""
+
+    def __init__(self) -> None:
+        self.working = False
+        self.open_calls: dict[str, str] = {}
+        """Names of the calls without a result, by id."""
+
+    def note(self, event: Event) -> None:
+        """Take the next event."""
+        if event.kind == "tool_result":
+            self.open_calls.pop(event.tool_call_id or "", None)
+        elif event.kind == "model_output":
+            self.open_calls = {str(call["tool_call_id"]): str(call["name"]) for call in event.tool_calls}
+            self.working = bool(self.open_calls)
+        elif event.kind == "agent_input" and event.input_kind != "config_change":
+            self.working = event.input_kind != "control"
+            if not self.working:
+                self.open_calls.clear()
