@@ -32,6 +32,10 @@ CONFIG_NOTICE: Final = (
     "[Notice: this agent's configuration changed here. Instructions and tools may differ from before.]"
 )
 LOST_NOTICE: Final = "[Notice: a part of this conversation is not available. Go on from what is known.]"
+CUT_NOTICE: Final = (
+    "[Notice: the answer above was cut off by its length limit. If it is still wanted, go on exactly where it stopped, "
+    "without repeating anything. A tool call that was not complete did not run.]"
+)
 
 _MARKERS: Final[dict[Outcome, str]] = {
     "failed": "[The tool call failed.]",

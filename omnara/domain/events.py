@@ -63,13 +63,21 @@ Payload = AgentInputPayload | ModelOutputPayload | ToolResultPayload | Checkpoin
 
 
 class EventMeta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Engine-only facts of a model output: what it had seen, and which model made it."""
+    """Engine-only facts of a model output (what it had seen, which model made it) and of a checkpoint.
+
+    `truncations` counts the answers in a row that the length limit cut, this one included; `continues`: the turn goes
+    on after this one by itself. `compactions` counts the checkpoints since the last accepted output. A checkpoint
+    repeats both counts, since whoever reads from it does not read what came before.
+    """
 
     frontier: int = 0
     provider: str = ""
     api_format: str = ""
     model: str = ""
     revision_id: str = ""
+    truncations: int = 0
+    continues: bool = False
+    compactions: int = 0
 
 
 class Event(msgspec.Struct, frozen=True):

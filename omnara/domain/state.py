@@ -33,7 +33,7 @@ class LogState(msgspec.Struct):
         self.turn_sequence = event.turn_sequence
         payload = event.payload
         if isinstance(payload, ModelOutputPayload):
-            self._apply_output(event.sequence, payload)
+            self._apply_output(event, payload)
         elif isinstance(payload, ToolResultPayload):
             self._apply_result(payload)
         elif isinstance(payload, AgentInputPayload):
@@ -42,11 +42,11 @@ class LogState(msgspec.Struct):
             elif payload.input_kind == "control":
                 self.turn_open = False
 
-    def _apply_output(self, sequence: int, payload: ModelOutputPayload) -> None:
+    def _apply_output(self, event: Event, payload: ModelOutputPayload) -> None:
         calls = [block for block in payload.content_blocks if isinstance(block, ToolCallBlock)]
-        self.turn_open = bool(calls)
+        self.turn_open = bool(calls) or event.meta.continues
         self.open_calls = {call.tool_call_id: call for call in calls}
-        self.batch_sequence = sequence if calls else None
+        self.batch_sequence = event.sequence if calls else None
 
     def _apply_result(self, payload: ToolResultPayload) -> None:
         self.open_calls.pop(payload.tool_call_id, None)

@@ -94,9 +94,9 @@ class Log:
         """The result of a call."""
         return self._add("tool_result", ToolResultPayload(call_id, outcome, list(blocks)))
 
-    def checkpoint(self, through: int, summary: str) -> Event:
+    def checkpoint(self, through: int, summary: str, meta: EventMeta | None = None) -> Event:
         """A summary of everything up to `through`."""
-        return self._add("context_checkpoint", CheckpointPayload("ccp_x", through, summary))
+        return self._add("context_checkpoint", CheckpointPayload("ccp_x", through, summary), meta)
 
     def _input(self, kind: InputKind, blocks: Sequence[Any], **more: Any) -> Event:
         return self._add("agent_input", AgentInputPayload("ain_x", kind, list(blocks), **more))

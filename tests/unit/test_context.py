@@ -12,7 +12,7 @@ from omnara.domain.content import (
     ToolCallBlock,
 )
 from omnara.domain.context import AssistantMessage, ContextState, Message, ToolResultsMessage, UserMessage
-from omnara.domain.context_text import CANCEL_NOTICE, CONFIG_NOTICE, LOST_NOTICE
+from omnara.domain.context_text import CANCEL_NOTICE, CONFIG_NOTICE, CUT_NOTICE, LOST_NOTICE
 from omnara.domain.events import EventMeta
 from tests.support.agent_log import Log, call_block
 
@@ -137,15 +137,20 @@ def test_errors_and_stops_are_told_and_answers_to_forms_are_not() -> None:
     assert "quota used up" in error
 
 
-def test_a_cut_output_loses_its_calls_and_its_replay() -> None:
+def test_a_cut_output_loses_its_replay_and_keeps_what_became_of_its_calls() -> None:
     log = Log()
     log.user("go")
-    log.output(TextBlock("I will"), call_block(), stop="max_tokens", replay=b"x")
+    call = call_block()
+    log.output(TextBlock("I will"), call, stop="max_tokens", replay=b"x")
+    log.result(call.tool_call_id, TextBlock("cut"), outcome="failed")
+    log.output(TextBlock("half"), stop="max_tokens")
     log.user("and?")
-    _, output, more = folded(log)
+    _, output, cut, half, more = folded(log)
     assert isinstance(output, AssistantMessage)
-    assert (output.calls, output.replay) == ((), None)
-    assert texts(more) == ("and?",)
+    assert (output.calls, output.replay) == ((call,), None)
+    assert results(cut) == [(call.tool_call_id, "[The tool call failed.]\ncut", True)]
+    assert isinstance(half, AssistantMessage)
+    assert texts(more) == (CUT_NOTICE, "and?")
 
 
 def test_void_ranges_are_skipped_and_leave_a_conversation_that_providers_take() -> None:
