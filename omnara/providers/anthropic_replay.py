@@ -33,11 +33,11 @@ def signed_content(blocks: Sequence[WireBlock], output: OutputBuilder) -> tuple[
     thoughts = [block for block in blocks if block.type in ("thinking", "redacted_thinking")]
     if not thoughts or not all(block.signature or block.data for block in thoughts):
         return ()
-    while blocks and blocks[-1].type in ("thinking", "redacted_thinking"):
-        blocks = blocks[:-1]  # a message may not end with reasoning
     ids = iter(output.provider_ids)
     try:
         values = [value for block in blocks if (value := _value(block, output, ids)) is not None]
+        while values and values[-1]["type"] in ("thinking", "redacted_thinking"):
+            values.pop()  # a message may not end with reasoning, nor does it once its blank last text is left out
         return tuple(msgspec.json.encode(value) for value in values)
     except UnicodeEncodeError:
         return ()  # half a character was signed: it cannot go back as it came

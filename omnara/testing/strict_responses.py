@@ -30,6 +30,7 @@ _KNOWN = frozenset({
 _PREFIX = {"function_call": "fc", "reasoning": "rs", "message": "msg"}
 _BOUND = re.compile(rf"(?:fc|msg)_(.{{{TOKEN_CHARS}}})\d\dr(\d\d)\Z")
 _MIN_OUTPUT = 16
+_MAX_ID = 64
 
 
 def check(body: Any, context: Context) -> None:
@@ -37,6 +38,9 @@ def check(body: Any, context: Context) -> None:
     check_unknown(body, _KNOWN)
     check_range(body, "temperature", 0, 2)
     check_range(body, "top_p", 0, 1)
+    if context.spec.reasoning and body.get("temperature") is not None:
+        text = "Unsupported parameter: 'temperature' is not supported with this model."
+        raise refuse(text, param="temperature", code="unsupported_parameter")
     check_limit(body, "max_output_tokens", _MIN_OUTPUT, context.spec.max_output)
     earlier = body.get("previous_response_id")
     if earlier is not None:
@@ -88,8 +92,7 @@ def _check_item(place: str, item: Any, body: dict[str, Any], context: Context) -
     if kind == "function_call":
         _check_call(place, item)
     elif kind == "function_call_output":
-        if not isinstance(item.get("call_id"), str):
-            raise missing(place + ".call_id")
+        _check_call_id(place + ".call_id", item.get("call_id"))
         if not isinstance(item.get("output"), (str, list)):
             raise wrong_type(place + ".output", "one of a string or array of objects", item.get("output"))
     elif kind == "reasoning":
@@ -101,9 +104,26 @@ def _check_item(place: str, item: Any, body: dict[str, Any], context: Context) -
         raise refuse(text, param=place, code="invalid_value")
 
 
+def _check_call_id(place: str, name: Any) -> None:
+    if not isinstance(name, str):
+        raise missing(place)
+    if not name:
+        text = f"Invalid '{place}': empty string. Expected a string with minimum length 1, but got an empty string."
+        raise refuse(text, param=place, code="empty_string")
+    _check_length(place, name)
+
+
+def _check_length(place: str, name: str) -> None:
+    if len(name) > _MAX_ID:
+        text = (
+            f"Invalid '{place}': string too long. Expected a string with maximum length {_MAX_ID}, but got a string "
+            f"with length {len(name)} instead."
+        )
+        raise refuse(text, param=place, code="string_above_max_length")
+
+
 def _check_call(place: str, item: dict[str, Any]) -> None:
-    if not isinstance(item.get("call_id"), str):
-        raise missing(place + ".call_id")
+    _check_call_id(place + ".call_id", item.get("call_id"))
     check_name(place + ".name", item.get("name"))
     if not isinstance(item.get("arguments"), str):
         raise wrong_type(place + ".arguments", "a string", item.get("arguments"))
@@ -166,6 +186,7 @@ def _check_ids(items: list[Any]) -> None:
         if prefix and not str(name).startswith(prefix):
             text = f"Invalid 'input[{at}].id': '{name}'. Expected an ID that begins with '{prefix}'."
             raise refuse(text, param=f"input[{at}].id", code="invalid_value")
+        _check_length(f"input[{at}].id", str(name))
         if name in seen:
             text = f"Duplicate item found with id {name}. Remove duplicate items from your input and try again."
             raise refuse(text, param="input")

@@ -15,8 +15,9 @@ from omnara.domain.events import Event, EventMeta, ModelOutputPayload
 from omnara.providers import ModelCall, ModelTarget, RenderedHistory
 from omnara.providers.anthropic_messages import AnthropicMessages
 from omnara.providers.openai_chat import OpenAIChat
+from omnara.providers.openai_responses import OpenAIResponses
 from omnara.providers.replay import Replay, pack
-from omnara.testing import ModelSpec, Strictness, strict_anthropic, strict_chat
+from omnara.testing import ModelSpec, Strictness, strict_anthropic, strict_chat, strict_responses
 from omnara.testing.signatures import Signer
 from omnara.testing.strict import Context
 from tests.support.agent_log import LOOK, Log, new_call_id
@@ -25,6 +26,7 @@ from tests.support.any_log import Void, logs, voids
 WIRES: Any = {
     "anthropic_messages": (AnthropicMessages(), strict_anthropic.check),
     "openai_chat_completions": (OpenAIChat(), strict_chat.check),
+    "openai_responses": (OpenAIResponses(), strict_responses.check),
 }
 STRICT = Context(strictness=Strictness(), spec=ModelSpec(), signer=Signer(), tokens=1)
 

@@ -16,6 +16,7 @@ from omnara.providers import Completed, Failed
 from omnara.providers.anthropic_messages import AnthropicMessages
 from omnara.providers.json_events import BadEvent
 from omnara.providers.openai_chat import OpenAIChat
+from omnara.providers.openai_responses import OpenAIResponses
 from omnara.providers.output import OutputBuilder
 from omnara.providers.protocol import Outcome
 from omnara.providers.replay import unpack
@@ -77,9 +78,37 @@ def _chat() -> list[Any]:
     ]
 
 
+def _responses() -> list[Any]:
+    def item(index: int, end: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"response.output_item.{end}", "output_index": index, "item": fields}
+
+    def delta(kind: str, index: int, text: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"response.{kind}.delta", "output_index": index, "delta": text, **fields}
+
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}
+    said = {"type": "message", "id": "msg_1", "role": "assistant"}
+    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look"}
+    text = {"type": "output_text", "text": "so", "annotations": []}
+    return [
+        {"type": "response.created", "response": {"status": "in_progress"}},
+        item(0, "added", **{**thought, "summary": []}),
+        delta("reasoning_summary_text", 0, "hm", summary_index=0),
+        item(0, "done", **thought, encrypted_content="abc"),
+        item(1, "added", **said, content=[]),
+        delta("output_text", 1, "so", content_index=0),
+        item(1, "done", **said, content=[text], status="completed"),
+        item(2, "added", **call, arguments=""),
+        delta("function_call_arguments", 2, '{"n":1}'),
+        {"type": "response.function_call_arguments.done", "output_index": 2, "arguments": '{"n":1}'},
+        item(2, "done", **call, arguments='{"n":1}', status="completed"),
+        {"type": "response.completed", "response": {"status": "completed", "usage": {"input_tokens": 3}}},
+    ]
+
+
 WIRES: dict[str, tuple[Any, Callable[[], list[Any]]]] = {
     "anthropic": (AnthropicMessages(), _anthropic),
     "chat": (OpenAIChat(), _chat),
+    "responses": (OpenAIResponses(), _responses),
 }
 
 

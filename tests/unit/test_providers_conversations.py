@@ -25,8 +25,8 @@ from omnara.providers import ApiKey, Completed, Failed, ModelGateway, ModelTarge
 from omnara.testing import Answer, Call, ModelServer, Text, Thinking, Timing, Usage, plan, say
 from tests.support.agent_log import Driver
 
-ANTHROPIC, CHAT = "anthropic_messages", "openai_chat_completions"
-FORMATS = (ANTHROPIC, CHAT)
+ANTHROPIC, CHAT, RESPONSES = "anthropic_messages", "openai_chat_completions", "openai_responses"
+FORMATS = (ANTHROPIC, CHAT, RESPONSES)
 BUSY = Answer(
     blocks=(
         Thinking("First I look."),
@@ -298,6 +298,9 @@ async def test_limits_options_and_effort_reach_the_provider(gateway: ModelGatewa
     assert "temperature" not in thoughtful
     if api_format == ANTHROPIC:
         assert (thoughtful["thinking"], thoughtful["output_config"]) == ({"type": "adaptive"}, {"effort": "high"})
+    elif api_format == RESPONSES:
+        assert (plain["max_output_tokens"], thoughtful["reasoning"]) == (4096, {"effort": "high"})
+        assert "include" not in plain, "models without reasoning refuse to be asked for it"
     else:
         assert (plain["max_completion_tokens"], thoughtful["max_tokens"]) == (4096, 4096)
         assert thoughtful["reasoning"] == {"effort": "high"}

@@ -32,8 +32,8 @@ from omnara.testing import (
 )
 from tests.support.agent_log import Driver
 
-ANTHROPIC, CHAT = "anthropic_messages", "openai_chat_completions"
-FORMATS = (ANTHROPIC, CHAT)
+ANTHROPIC, CHAT, RESPONSES = "anthropic_messages", "openai_chat_completions", "openai_responses"
+FORMATS = (ANTHROPIC, CHAT, RESPONSES)
 KEY = "sk-very-secret-key-of-a-tenant"
 BUSY = Answer(
     blocks=(Thinking("First I look."), Text("I read it all now."), Call("look", {"path": "a.txt", "lines": [1, 2]})),

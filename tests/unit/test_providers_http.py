@@ -21,7 +21,7 @@ from omnara.providers import ApiKey, Completed, Failed, Limits, ModelGateway, Mo
 from tests.support.agent_log import Driver
 from tests.support.canned_stream import Canned, canned, chunks
 
-ANTHROPIC, CHAT = "anthropic_messages", "openai_chat_completions"
+ANTHROPIC, CHAT, RESPONSES = "anthropic_messages", "openai_chat_completions", "openai_responses"
 KEY = "sk-key-of-a-tenant"
 
 
@@ -54,6 +54,8 @@ async def attempt(gateway: ModelGateway, target: ModelTarget, text: str = "go") 
     [
         (CHAT, "bearer_token", None, {"authorization": f"Bearer {KEY}"}),
         (CHAT, "api_key_header", "api-key", {"api-key": KEY}),
+        (RESPONSES, "bearer_token", None, {"authorization": f"Bearer {KEY}"}),
+        (RESPONSES, "api_key_header", None, {"api-key": KEY}),
         (ANTHROPIC, "bearer_token", None, {"authorization": f"Bearer {KEY}"}),
         (ANTHROPIC, "api_key_header", None, {"x-api-key": KEY}),
         (ANTHROPIC, "api_key_header", "X-Own-Key", {"x-own-key": KEY}),
@@ -209,6 +211,7 @@ SDK_CLIENTS = {
     "anthropic key": (ANTHROPIC, "api_key_header", {"api_key": KEY}, ({"x-api-key"}, {"authorization"})),
     "anthropic token": (ANTHROPIC, "bearer_token", {"auth_token": KEY}, ({"authorization"},)),
     "openai": (CHAT, "bearer_token", {"api_key": KEY}, ({"authorization"},)),
+    "openai responses": (RESPONSES, "bearer_token", {"api_key": KEY}, ({"authorization"},)),
 }
 REVIEWED_VERSIONS = {None, "2023-06-01", "2026-10-21"}
 """Whatever else a release of the SDK sends has to be read about first; see `anthropic_messages.API_VERSION`."""
@@ -224,12 +227,14 @@ async def test_the_headers_are_those_of_the_official_clients_as_far_as_is_known(
     api_format, auth, key, known = SDK_CLIENTS[which]
     await attempt(gateway, target(endpoint, api_format, auth_kind=auth))
     await _ask_officially(api_format, {**key, "base_url": endpoint.url, "max_retries": 0})
-    (ours, _), (theirs, _) = endpoint.requests
+    (ours, sent), (theirs, _) = endpoint.requests
+    assert json.loads(sent)["model"] == "m"
     assert ours["content-type"] == theirs["content-type"]
     assert theirs.get("anthropic-version") in REVIEWED_VERSIONS
-    assert {name for name in ours if name.startswith("anthropic-")} == {
-        name for name in theirs if name.startswith("anthropic-")
-    }
+    for family in ("anthropic-", "openai-"):
+        assert {name for name in ours if name.startswith(family)} == {
+            name for name in theirs if name.startswith(family)
+        }
     assert CREDENTIALS & theirs.keys() in known
     assert CREDENTIALS & ours.keys() in known
     if CREDENTIALS & ours.keys() == CREDENTIALS & theirs.keys():
@@ -250,6 +255,10 @@ async def _ask_officially(api_format: str, options: dict[str, Any]) -> None:
             client.messages.stream(max_tokens=10, **asked) as stream,
         ):
             assert [event async for event in stream] == []
+    elif api_format == RESPONSES:
+        async with openai.AsyncOpenAI(**options) as client_of_responses:
+            events = await client_of_responses.responses.create(stream=True, model="m", input="go", store=False)
+            assert [event async for event in events] == []
     else:
         async with openai.AsyncOpenAI(**options) as other:
             chat = await other.chat.completions.create(stream=True, **asked)
@@ -266,7 +275,7 @@ from omnara.providers import *
 from omnara.ids import new_uuid
 async def main():
     gateway = ModelGateway()
-    for name in ("anthropic_messages", "openai_chat_completions"):
+    for name in ("anthropic_messages", "openai_chat_completions", "openai_responses"):
         target = ModelTarget(revision_id="r", provider="p", slug="m", api_format=name, api_key=ApiKey("k"),
                              base_url="http://127.0.0.1:1")
         context = ContextState()

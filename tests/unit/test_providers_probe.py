@@ -16,12 +16,13 @@ from omnara.providers.probe import MAX_SLUGS, Catalogue, ProbeFailed, ProbeTarge
 from omnara.testing import ModelServer, ModelSpec, Strictness
 from omnara.testing.script import fixed
 
-ANTHROPIC, CHAT = "anthropic_messages", "openai_chat_completions"
-FORMATS = (ANTHROPIC, CHAT)
+ANTHROPIC, CHAT, RESPONSES = "anthropic_messages", "openai_chat_completions", "openai_responses"
+FORMATS = (ANTHROPIC, CHAT, RESPONSES)
 KEY = "sk-key-of-a-tenant"
 AUTH: dict[str, tuple[Any, dict[str, str]]] = {
     ANTHROPIC: ("api_key_header", {"x-api-key": KEY}),
     CHAT: ("bearer_token", {"authorization": f"Bearer {KEY}"}),
+    RESPONSES: ("bearer_token", {"authorization": f"Bearer {KEY}"}),
 }
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
