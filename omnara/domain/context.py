@@ -214,8 +214,8 @@ class ContextState:
         self._push(message)
         self._size += size_of(message)
         self._open.ask(event.sequence, message.calls)
-        if not message.calls and not self._open.said:
-            self._cuts.append(Cut(event.sequence, len(self.settled), self._told, between_turns=not truncated))
+        if not message.calls and not truncated and not self._open.said:
+            self._cuts.append(Cut(event.sequence, len(self.settled), self._told, between_turns=True))
 
     def _apply_result(self, sequence: int, payload: ToolResultPayload) -> None:
         call = self._open.wants(payload.tool_call_id)
@@ -242,8 +242,10 @@ class ContextState:
         gone = len(self.settled) - len(kept)
         self._open.forget(through, calls=not kept)
         summary = checkpoint_text(payload.summary)
-        if kept and isinstance(kept[0], UserMessage):
-            kept[0] = UserMessage(kept[0].sequence, (summary, *kept[0].parts))
+        first = kept[0] if kept else None
+        if isinstance(first, UserMessage):
+            lost = first.parts == (LOST_NOTICE,)  # it only stood where nothing had been said
+            kept[0] = UserMessage(through if lost else first.sequence, (summary, *(() if lost else first.parts)))
         elif kept:
             kept.insert(0, UserMessage(through, (summary,)))
             gone -= 1
