@@ -77,6 +77,12 @@ class RequestTooLarge(OmnaraError):
     status, code, phrase = 413, "request_too_large", "request too large"
 
 
+class RangeNotSatisfiable(OmnaraError):
+    """A part of a file was asked for that lies behind its end."""
+
+    status, code, phrase = 416, "invalid_request", "range not satisfiable"
+
+
 class UnsupportedMediaType(OmnaraError):
     """The body is not of a type that the route reads."""
 

@@ -17,7 +17,7 @@ import yaml
 from omnara.api.flat.routes import ROUTES as FLAT_ROUTES
 from omnara.api.omnara.routes import ROUTES as OMNARA_ROUTES
 from omnara.api.params import MAX_KEY
-from omnara.api.routing import EventStream, Route
+from omnara.api.routing import Binary, EventStream, Route
 from omnara.api.types import Changes, ClientError, Error, ServerError
 
 ROUTES: Final[tuple[Route, ...]] = (*OMNARA_ROUTES, *FLAT_ROUTES)
@@ -84,7 +84,7 @@ def _types(routes: Iterable[Route]) -> dict[str, Any]:
     """Return every type that appears as a body or an answer, by the name under which `_operation` asks for it."""
     found: dict[str, Any] = {str(kind): kind for kind in (Error, ClientError, ServerError)}
     for route in routes:
-        kinds = [kind for kind in route.responses.values() if kind is not None]
+        kinds = [kind for kind in route.responses.values() if kind is not None and not isinstance(kind, Binary)]
         if route.body is not None:
             kinds.append(route.body)
         for kind in kinds:
@@ -112,6 +112,8 @@ def _operation(route: Route, by_type: Mapping[str, Any]) -> dict[str, Any]:
 def _response(text: str, kind: Any, by_type: Mapping[str, Any]) -> dict[str, Any]:
     if kind is None:
         return {"description": text}
+    if isinstance(kind, Binary):
+        return {"description": text, "content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}}
     if isinstance(kind, EventStream):
         schema = {"oneOf": [by_type[str(plain)] for plain in kind.data]}
         return {"description": text, "content": {"text/event-stream": {"schema": schema}}}

@@ -43,6 +43,10 @@ class EventStream(msgspec.Struct, frozen=True):
     data: tuple[Any, ...]
 
 
+class Binary(msgspec.Struct, frozen=True):
+    """Stands in `Route.responses` for bytes of any type."""
+
+
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 
 

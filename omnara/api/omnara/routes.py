@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omnara.api.omnara import account, agents, backlog, configs, events, inputs, orgs, tools
+from omnara.api.omnara import account, agents, artifacts, backlog, configs, events, inputs, orgs, tools
 from omnara.api.routing import Route
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -16,4 +16,5 @@ ROUTES: Final[tuple[Route, ...]] = (
     *backlog.ROUTES,
     *tools.ROUTES,
     *events.ROUTES,
+    *artifacts.ROUTES,
 )
