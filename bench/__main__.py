@@ -19,6 +19,7 @@ SCENARIOS: Final = {
     "latency": "what claim, begin and save add to one step; from an accepted input to its first delta at a client",
     "recovery": "kill -9 of a replica until its agents' next step; restart of an only process",
     "history": "one more step of an agent with 10, 1,000 and 10,000 events, with and without its log in memory",
+    "streams": "500 and 2,000 agents that speak at once, each with a reader: lag of a token, cost of a stream",
     "replicas": "one, two and four processes on one database; executions counted outside of Postgres",
 }
 
@@ -86,6 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=_positive(int), default=plain.rounds, help="latency, history: steps (%(default)s)")
     add("--processes", type=_counts, default=plain.processes, metavar="N,N", help="replicas: counts (1,2,4)")
     add("--events", type=_lengths, default=plain.events, metavar="N,N", help="history: lengths (10,1000,10000)")
+    plans = ",".join(f"{agents}x{rate}" for agents, rate in plain.streams)
+    add(
+        "--streams", type=_plans, default=plain.streams, metavar="NxR,NxR", help=f"streams: agents x tokens/s ({plans})"
+    )
     add("--peer", choices=["dbos"], help="steps: also measure this peer (pip install 'omnara[bench]')")
     add("--peer-pool", type=_positive(int), metavar="N", help="steps: connections and threads of the peer")
     return parser
@@ -111,6 +116,14 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _lengths(text: str) -> tuple[int, ...]:
     return _numbers(text, 10, 100_000, "10,1000,10000")
+
+
+def _plans(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = [part.partition("x") for part in text.split(",")]
+    plans = tuple((int(agents), int(rate)) for agents, _, rate in pairs)
+    if any(not (1 <= agents <= 10_000 and 1 <= rate <= 1000) for agents, rate in plans):
+        raise argparse.ArgumentTypeError("must be agents x tokens a second, such as 500x20,2000x5")
+    return plans
 
 
 def _numbers(text: str, least: int, most: int, example: str) -> tuple[int, ...]:

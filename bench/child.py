@@ -41,6 +41,8 @@ KINDS: Final = {
     "raw": "bench.raw:RawContestant",
     "dbos": "bench.peer_dbos:DbosContestant",
     "model": "bench.model_server:ModelServerContestant",
+    "paced": "bench.paced_model:PacedModelContestant",
+    "readers": "bench.readers:ReadersContestant",
 }
 
 

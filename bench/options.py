@@ -21,6 +21,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 200
     processes: tuple[int, ...] = (1, 2, 4)
     events: tuple[int, ...] = (10, 1000, 10_000)
+    streams: tuple[tuple[int, int], ...] = ((500, 20), (2000, 5))
     peer: str | None = None
     peer_pool: int | None = None
 
@@ -28,5 +29,5 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def default_sizes(self) -> bool:
         """Whether every size is the one of DESIGN §9."""
         plain = Options()
-        sizes = ("agents", "seconds", "kills", "restarts", "rounds", "processes", "events")
+        sizes = ("agents", "seconds", "kills", "restarts", "rounds", "processes", "events", "streams")
         return all(getattr(self, name) == getattr(plain, name) for name in sizes)

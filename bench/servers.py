@@ -62,6 +62,11 @@ class Server:
                 await asyncio.sleep(READY_EVERY_S)
         return time.time()
 
+    @property
+    def pid(self) -> int:
+        """Its process id, to see what it uses. Raises RuntimeError when it was not started."""
+        return self._process.pid
+
     async def kill(self) -> float:
         """Send SIGKILL to its process group; return the Unix time just before."""
         at = time.time()

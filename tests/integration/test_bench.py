@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -14,7 +15,9 @@ import msgspec
 import psutil
 import pytest
 
+from bench import cluster, streams
 from bench.cluster import NotDurable, open_cluster
+from bench.options import Options
 from bench.processes import ROOT, ChildFailed, Process, start_child
 from bench.raw import RawContestant
 from bench.seed import make_ready, seed
@@ -84,6 +87,43 @@ async def test_logs_grow_to_their_length_and_a_step_is_timed_warm_and_cold(datab
     assert (counted.succeeded, counted.others, counted.broken) == (10 - 1 + 120 - 1 + 4, {}, [])
 
 
+async def test_every_token_is_shown_to_its_reader_and_saved(postgres: PostgresForTests) -> None:
+    """The whole scenario in small, as `python -m bench streams` runs it."""
+    with durable_enough():
+        run = await streams.run(Options(database_url=postgres.admin_dsn, streams=((6, 20),), seconds=1.0))
+    assert run.wrong == []
+    tokens = run.details["6x20"]["tokens"]
+    assert tokens["read"] == tokens["written"] == 6 * 20 * 4
+    assert 0 < run.figures["lag_ms_p50"] <= run.figures["lag_ms_p99"]
+    assert run.figures["cpu_share"] > 0
+
+
+def test_too_few_open_files_are_told_before_anything_starts() -> None:
+    streams.check_limits(400, hard=1024)
+    with pytest.raises(ChildFailed, match=r"2000 streams need 4128 open files .* hard limit is 1024"):
+        streams.check_limits(2000, hard=1024)
+
+
+async def test_a_stream_that_is_lost_fails_the_run(tmp_path: Path) -> None:
+    async def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    listener = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with listener:
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(ChildFailed, match="1 were lost"):
+            async with start_child("readers", tmp_path, host="127.0.0.1", port=port, key="k", paths=["/"]):
+                pass
+
+
+@contextlib.contextmanager
+def durable_enough() -> Iterator[None]:
+    """Let a whole scenario run on the test's Postgres, which has fsync off: its figures are looked at by nobody."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "DURABLE", ())
+        yield
+
+
 async def test_the_bare_loop_saves_rows_that_keep_every_invariant(database: str) -> None:
     seeded = await seed(database, AGENTS, generate_ring(), ready=False)
     raw = RawContestant()
@@ -146,8 +186,8 @@ async def test_a_server_that_can_lose_commits_is_refused(postgres: PostgresForTe
     durable = await conn.fetchval("select current_setting('fsync')")
     await conn.close()
     if durable == "on":
-        async with open_cluster(postgres.admin_dsn) as cluster:
-            assert cluster.facts["fsync"] == "on"
+        async with open_cluster(postgres.admin_dsn) as found:
+            assert found.facts["fsync"] == "on"
         return
     with pytest.raises(NotDurable, match="fsync"):
         async with open_cluster(postgres.admin_dsn):
