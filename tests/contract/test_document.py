@@ -53,6 +53,17 @@ OPERATIONS += [
     ("delete", ORG),
     ("post", f"{ORG}/projects"),
     ("delete", P),
+    ("get", f"{ORG}/secrets"),
+    ("post", f"{ORG}/secrets"),
+    ("get", f"{ORG}/secrets/{{secretID}}"),
+    ("patch", f"{ORG}/secrets/{{secretID}}"),
+    ("delete", f"{ORG}/secrets/{{secretID}}"),
+    ("post", f"{ORG}/secrets/{{secretID}}/versions"),
+    ("get", f"{ORG}/secrets/{{secretID}}/grants"),
+    ("post", f"{ORG}/secrets/{{secretID}}/grants"),
+    ("delete", f"{ORG}/secrets/{{secretID}}/grants/{{grantID}}"),
+    ("get", f"{P}/secrets"),
+    ("get", f"{P}/secrets/{{secretID}}"),
 ]
 OURS_ALONE = {("get", "/api/v1/orgs")}
 """Routes below the contract's prefix that the contract has not."""

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from omnara.api.omnara import account, agents, artifacts, backlog, configs, events, inputs, orgs, tools
+from omnara.api.omnara import (
+    account,
+    agents,
+    artifacts,
+    backlog,
+    configs,
+    events,
+    inputs,
+    orgs,
+    secret_access,
+    secrets,
+    tools,
+)
 from omnara.api.routing import Route
 
 ROUTES: Final[tuple[Route, ...]] = (
     *account.ROUTES,
     *orgs.ROUTES,
+    *secrets.ROUTES,
+    *secret_access.ROUTES,
     *configs.ROUTES,
     *agents.ROUTES,
     *inputs.ROUTES,
