@@ -14,6 +14,7 @@ from tests.support.agent_handle import Handle
 from tests.support.cluster import Cluster
 from tests.support.load import Load
 from tests.support.processes import ServerProcess, first_at
+from tests.support.waiting import until
 
 
 async def recovery_s(agent: Handle, killed_at: Any) -> float:
@@ -116,6 +117,26 @@ async def test_during_the_save(cluster: Cluster, client: Client, capsys: pytest.
         assert (await agent.step_states())[:2] == [("model", "interrupted"), ("model", "succeeded")]
     assert cluster.page.hits["after"] == 1
     report(capsys, "save", await recovery_s(last, killed_at))
+    cluster.keep(second)
+
+
+async def test_between_two_steps(cluster: Cluster, client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    """One step saved, the agent claimed for the next, which has not begun: it begins elsewhere, once."""
+    first = await cluster.only_worker()
+    agent = await cluster.agent(client, say("one"), say("two"))
+    await agent.settled()
+    async with cluster.no_new_turns():
+        await client.send(agent.id, "again")
+        assert await cluster.runner_of(agent) is first
+        await until(cluster.waits_for_a_lock, "the begin waits")
+        (second,) = await cluster.start()
+        killed_at = await kill(cluster, first)
+        assert await cluster.runner_of(agent) is second, "the server drops the begin of a process that is gone"
+    await agent.settled()
+    assert await agent.texts() == ["one", "two"]
+    assert [entry.outcome for entry in agent.requests] == ["answered", "answered"]
+    assert await agent.step_states() == [("model", "succeeded"), ("model", "succeeded")]
+    report(capsys, "pause between steps", await recovery_s(agent, killed_at))
     cluster.keep(second)
 
 

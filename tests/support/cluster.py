@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -216,6 +216,23 @@ class Cluster:
     def fetch(self, name: str) -> dict[str, str]:
         """The arguments of a `web_fetch` of a counted page."""
         return {"url": f"{self.page.url}/{name}"}
+
+    @contextlib.asynccontextmanager
+    async def no_new_turns(self) -> AsyncIterator[None]:
+        """Hold up every begin that opens a turn; claims, and saves of what runs, go on."""
+        connection = await asyncpg.connect(self.dsn)
+        try:
+            async with connection.transaction():
+                await connection.execute("lock table turns in share mode")
+                yield
+        finally:
+            await connection.close()
+
+    async def waits_for_a_lock(self) -> bool:
+        """Whether a statement of the engine waits for a lock in the database."""
+        query = """select exists (select from pg_stat_activity where wait_event_type = 'Lock'
+                                  and application_name like 'omnara:%' and datname = current_database())"""
+        return bool(await self.sql.fetchval(query))
 
     async def now(self) -> Any:
         """The database's clock."""
