@@ -130,7 +130,8 @@ class _Assembler:
         if index in self._open:
             raise BadEvent("two items of the stream have the same index")
         item = self._item(index, given.type)
-        if given.type == "function_call" and isinstance(given.name, str) and given.name:
+        if given.type == "function_call" and given.name and given.call_id:
+            # What is not said at the beginning is at the end.
             self._open_call(item, given.call_id, given.name)
 
     def _end(self, index: int, given: wire.Item, raw: bytes | None) -> None:
