@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from omnara.db.connection import Connection, Row
@@ -18,8 +18,14 @@ ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
 """A lower bound of the claim scan that leaves nothing out."""
 TOLD_BYTES = 8192
 """Inputs whose stored content is longer do not travel with the claim: the run reads them when it needs them."""
+NO_PROJECT = UUID(int=0)
+"""Comes before every project."""
 TOLD_INPUTS = 2
 """So many waiting inputs travel with the claim; a third one says that there are more."""
+
+
+CLAIM_LONGEST: Final = f"with {_SQL['live']}, {_SQL['claim_longest']} {_SQL['claim']}"
+CLAIM_IN_TURN: Final = f"with recursive {_SQL['live']}, {_SQL['claim_in_turn']} {_SQL['claim']}"
 
 
 async def claim_agents(
@@ -30,7 +36,17 @@ async def claim_agents(
     `since` bounds the index scan; `token` is 63 random bits, new for each call. Claims nothing when the worker is not
     live. An exception other than a definite SQL error leaves open whether agents were claimed: reconcile finds out.
     """
-    rows = await connection.fetch(_SQL["claim_agents"], worker_id, limit, since, token, suspects, TOLD_BYTES)
+    rows = await connection.fetch(CLAIM_LONGEST, worker_id, limit, since, token, TOLD_BYTES, suspects)
+    return [_claim(row) for row in rows]
+
+
+async def claim_in_turn(connection: Connection, worker_id: UUID, *, limit: int, after: UUID, token: int) -> list[Claim]:
+    """As `claim_agents`, but equal shares of the next projects after `after` in order of id, and no suspects.
+
+    Fewer than `limit` may come back although more are ready: some projects have less than their share. None come back
+    when no later project has ready agents: begin again at `NO_PROJECT`.
+    """
+    rows = await connection.fetch(CLAIM_IN_TURN, worker_id, limit, after, token, TOLD_BYTES)
     return [_claim(row) for row in rows]
 
 

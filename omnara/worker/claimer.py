@@ -16,9 +16,10 @@ from uuid import UUID
 
 from omnara import probes
 from omnara.clock import jittered, monotonic
+from omnara.db.connection import Connection
 from omnara.db.dedicated import Dedicated
 from omnara.db.failures import DatabaseUnavailable
-from omnara.db.sched import ALWAYS, claim_agents, oldest_waiter
+from omnara.db.sched import ALWAYS, NO_PROJECT, claim_agents, claim_in_turn, oldest_waiter
 from omnara.domain.claim import Claim
 from omnara.log import get_logger
 
@@ -28,6 +29,8 @@ CLAIM_BATCH = 64
 """Agents taken by one statement; more follow at once while there is room."""
 LOOP_LAG_LIMIT_S = 1.0
 """Stop claiming while the event loop runs this late. Source: coordination §11.8."""
+FULL_SCAN_S = 1.0
+"""Time between two claims whose scan has no lower bound. Source: coordination §3.2."""
 SCAN_BACK = timedelta(seconds=1)
 """How far before the last claimed ready_at the bounded scan starts. Source: coordination §3.2."""
 
@@ -36,7 +39,9 @@ class Claimer:
     """`room` says how many more agents may run here, `suspects_ok` whether a suspect may be one of them.
 
     `take` receives every claim, in the event loop. `waiters` becomes True while some agent has been ready for longer
-    than the yield limit: then kept claims are given back.
+    than the yield limit: then kept claims are given back, and claims go round the projects, so that one with thousands
+    of ready agents does not make the others wait for all of them. Once a second those that have been ready longest
+    have their turn, whatever their project: among them are the suspects.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Claimer:
         self._take = take
         self._poked = asyncio.Event()
         self._since: datetime = ALWAYS
+        self._turn = NO_PROJECT
         self._full_scan_at = 0.0
         self.worker_id: UUID | None = None
         self.paused = True
@@ -96,7 +102,7 @@ class Claimer:
     async def _look(self) -> None:
         try:
             while not self.paused and (room := self._room()) > 0:
-                if await self._claim(min(room, CLAIM_BATCH)) < min(room, CLAIM_BATCH):
+                if not await self._claim(min(room, CLAIM_BATCH)):
                     return
         except DatabaseUnavailable as error:
             log.warning("claim_unavailable", error=str(error))
@@ -105,29 +111,48 @@ class Claimer:
             log.warning("claim_failed", error=type(error).__name__, detail=str(error))
             await asyncio.sleep(random.uniform(0.1, 0.5))
 
-    async def _claim(self, limit: int) -> int:
-        now = monotonic()
-        full = now >= self._full_scan_at
-        since = ALWAYS if full else self._since
+    async def _claim(self, limit: int) -> bool:
+        """Claim once; whether there may be more to claim."""
         async with self._connection.use() as connection:
             if self.paused or self.worker_id is None:
-                return 0  # detached while this waited for its connection
-            claims = await claim_agents(
-                connection,
-                self.worker_id,
-                limit=limit,
-                since=since,
-                token=secrets.randbits(63) or 1,
-                suspects=self._suspects_ok(),
-            )
-        if full:
-            self._full_scan_at = now + 1.0
+                return False  # detached while this waited for its connection
+            if self.waiters and monotonic() < self._full_scan_at:
+                claims = await self._claim_in_turn(connection, self.worker_id, limit)
+                more = bool(claims)
+            else:
+                claims = await self._claim_longest(connection, self.worker_id, limit)
+                more = len(claims) == limit
         if claims:
-            self._since = max(claim.ready_at for claim in claims) - SCAN_BACK
             probes.hit("claimed", agents=len(claims))
         for claim in claims:
             self._take(claim)
-        return len(claims)
+        return more
+
+    async def _claim_longest(self, connection: Connection, worker_id: UUID, limit: int) -> list[Claim]:
+        now = monotonic()
+        full = now >= self._full_scan_at
+        claims = await claim_agents(
+            connection,
+            worker_id,
+            limit=limit,
+            since=ALWAYS if full else self._since,
+            token=secrets.randbits(63) or 1,
+            suspects=self._suspects_ok(),
+        )
+        if full:
+            self._full_scan_at = now + FULL_SCAN_S
+        if claims:
+            self._since = max(claim.ready_at for claim in claims) - SCAN_BACK
+        return claims
+
+    async def _claim_in_turn(self, connection: Connection, worker_id: UUID, limit: int) -> list[Claim]:
+        for after in (self._turn, NO_PROJECT):
+            token = secrets.randbits(63) or 1
+            claims = await claim_in_turn(connection, worker_id, limit=limit, after=after, token=token)
+            if claims:
+                self._turn = max(claim.project_id for claim in claims)
+                return claims
+        return []
 
     async def watch_waiters(self) -> None:
         """Once a second, learn whether somebody has waited for longer than the yield limit; until cancelled."""

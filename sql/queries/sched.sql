@@ -1,18 +1,12 @@
--- name: claim_agents
--- Take up to $2 of the agents that have been ready longest, as live worker $1. $3 is the lower bound of the scan
--- (the last claimed ready_at minus 1 s, or -infinity once a second): dead index entries before it are not walked.
--- Suspects (agents whose last two workers died) are taken only when $5, one at a time.
--- Told along, to spare the run a read: the id of the log's last event, and up to three waiting inputs (contents that are
--- short). They and `inputs_gen` are read in the statement's snapshot, which may be older than the row that was locked: then
--- the save that relies on them finds a newer `inputs_gen` and begins nothing.
--- Index: agent_sched_ready, workers_pkey, events_pkey, inputs_waiting.
-with w as (
-  select id from workers where id = $1 and state = 'live' for share
-),
+-- name: claim_longest
+-- Which agents a claim takes: up to $2 of those that have been ready longest. $3 is the lower bound of the scan (the last
+-- claimed ready_at minus 1 s, or -infinity once a second): dead index entries before it are not walked.
+-- Suspects (agents whose last two workers died) are taken only when $6, one at a time.
+-- Index: agent_sched_ready.
 c as materialized (
   select s.agent_id from agent_sched s, w
   where s.worker_id is null and s.gate = 'open' and s.ready_at >= $3 and s.ready_at <= statement_timestamp()
-    and (s.deaths <= 1 or ($5 and s.agent_id = any(array(
+    and (s.deaths <= 1 or ($6 and s.agent_id = any(array(
       select p.agent_id from agent_sched p
       where p.worker_id is null and p.gate = 'open' and p.ready_at >= $3 and p.ready_at <= statement_timestamp()
         and p.deaths > 1
@@ -20,6 +14,39 @@ c as materialized (
   order by s.ready_at, s.agent_id limit $2
   for no key update of s skip locked
 )
+
+-- name: claim_in_turn
+-- Which agents a claim takes while there are more than can run: equal shares of the projects that come after project $3
+-- (by id), of each those that have been ready longest. Walks the index from project to project, at most $2 of them.
+-- Suspects are left to the other kind of claim. Index: agent_sched_project.
+p as (
+  (select s.project_id, 1 as place from agent_sched s
+   where s.worker_id is null and s.gate = 'open' and s.ready_at <= statement_timestamp() and s.project_id > $3
+   order by s.project_id limit 1)
+  union all
+  (select n.project_id, p.place + 1 from p, lateral (
+     select s.project_id from agent_sched s
+     where s.worker_id is null and s.gate = 'open' and s.ready_at <= statement_timestamp()
+       and s.project_id > p.project_id
+     order by s.project_id limit 1) n
+   where p.place < $2)
+),
+c as materialized (
+  select t.agent_id
+  from p, lateral (
+    select s.agent_id from agent_sched s, w
+    where s.worker_id is null and s.gate = 'open' and s.project_id = p.project_id
+      and s.ready_at <= statement_timestamp() and s.deaths <= 1
+    order by s.ready_at, s.agent_id limit greatest(1, $2 / (select count(*) from p))
+    for no key update of s skip locked) t
+)
+
+-- name: claim
+-- Take the agents of `c`, as live worker $1.
+-- Told along, to spare the run a read: the id of the log's last event, and up to three waiting inputs (contents of at most
+-- $5 bytes). They and `inputs_gen` are read in the statement's snapshot, which may be older than the row that was locked:
+-- then the save that relies on them finds a newer `inputs_gen` and begins nothing.
+-- Index: agent_sched_pkey, events_pkey, inputs_waiting.
 update agent_sched s
 set worker_id = $1, claim_token = $4, epoch = s.epoch + 1, ready_at = null
 from (select s0.agent_id, s0.ready_at, s0.inputs_gen from agent_sched s0 where s0.agent_id = any(array(select agent_id from c))) was
@@ -30,10 +57,16 @@ returning s.agent_id, s.project_id, s.claim_token, s.epoch,
   s.step_number, s.deaths, s.history_version, s.void, s.config_id,
   extract(epoch from s.retry_at - statement_timestamp())::float8 as retry_in_s, was.ready_at,
   (select e.id from events e where e.agent_id = s.agent_id and e.sequence = s.next_sequence - 1) as head_id,
-  array(select row(n.id, n.delivery_mode, n.rank, case when pg_column_size(n.content) <= $6 then n.content end, n.actor_id,
+  array(select row(n.id, n.delivery_mode, n.rank, case when pg_column_size(n.content) <= $5 then n.content end, n.actor_id,
                    n.idempotency_key)
           from inputs n where n.agent_id = s.agent_id and n.state = 'received'
           order by n.delivery_mode desc, n.rank, n.id limit 3) as waiting;
+
+-- name: live
+-- The claimer itself, which nobody can declare dead meanwhile. Index: workers_pkey.
+w as (
+  select id from workers where id = $1 and state = 'live' for share
+)
 
 -- name: own_claims
 -- Every claim that the database says worker $1 holds. Index: agent_sched_worker.

@@ -16,7 +16,14 @@ import pytest
 
 from omnara.db.advance import MAX_GROUP, MAX_GROUP_BYTES
 from omnara.db.connection import ConnectSettings
-from omnara.db.sched import ALWAYS, claim_agents, oldest_waiter
+from omnara.db.sched import (
+    ALWAYS,
+    CLAIM_IN_TURN,
+    CLAIM_LONGEST,
+    NO_PROJECT,
+    claim_agents,
+    oldest_waiter,
+)
 from omnara.db.sqlfiles import Queries
 from omnara.domain.advance import Advance, Advanced, NewEvent
 from omnara.domain.content import TextBlock
@@ -40,20 +47,21 @@ async def free(_call: ToolCallRequest) -> ToolResult:
 # --- G: the claim's own cost -------------------------------------------------------------------------------
 
 
-async def plan_of(sql: asyncpg.Connection, name: str, *args: Any) -> str:
+async def plan_of(sql: asyncpg.Connection, text: str, types: str, *args: Any) -> str:
     """The generic plan of a query of the scheduler, the worst case of what a prepared statement may get."""
-    text = Queries("sched")[name]
     async with sql.transaction():
         await sql.execute("set local plan_cache_mode = force_generic_plan")
-        types = {
-            "claim_agents": "uuid, bigint, timestamptz, bigint, boolean, integer",
-            "oldest_waiter": "float8, timestamptz",
-        }
-        await sql.execute(f"prepare q ({types[name]}) as {text}")
+        await sql.execute(f"prepare q ({types}) as {text}")
         values = ", ".join(f"'{value}'" for value in args)
         rows = await sql.fetch(f"explain (analyze, buffers, costs off) execute q ({values})")
         await sql.execute("deallocate q")
     return "\n".join(row[0] for row in rows)
+
+
+def pages_of(plan: str) -> int:
+    """How many pages a plan touched."""
+    pages = next(line for line in plan.splitlines() if "Buffers" in line)
+    return sum(int(part.split("=")[1]) for part in pages.split() if "=" in part)
 
 
 async def test_tens_of_thousands_of_parked_agents_do_not_slow_the_claim(database: str) -> None:
@@ -69,21 +77,42 @@ async def test_tens_of_thousands_of_parked_agents_do_not_slow_the_claim(database
         )
         await engine.sql.execute("vacuum analyze agent_sched")
         await engine.sql.execute("update agent_sched set ready_at = now() where agent_id = $1", due)
-        plan = await plan_of(engine.sql, "claim_agents", worker_id, 64, ALWAYS, 5, True, 8192)
+        types = "uuid, bigint, timestamptz, bigint, integer, boolean"
+        plan = await plan_of(engine.sql, CLAIM_LONGEST, types, worker_id, 64, ALWAYS, 5, 8192, True)
         assert "Seq Scan on" not in plan
         scan = plan[plan.index("using agent_sched_ready") :]
         condition = next(line for line in scan.splitlines() if "Index Cond" in line)
         assert condition.count("ready_at") == 2, "a lower and an upper bound"
         assert "statement_timestamp()" in condition, "clock_timestamp() cannot bound a scan"
-        pages = next(line for line in plan.splitlines() if "Buffers" in line)
-        touched = sum(int(part.split("=")[1]) for part in pages.split() if "=" in part)
-        assert touched < 100, plan
+        assert pages_of(plan) < 100, plan
         assert (await engine.hot(due))["worker_id"] == worker_id
-        waiter = await plan_of(engine.sql, "oldest_waiter", 0.25, ALWAYS)
+        text = Queries("sched")["oldest_waiter"]
+        waiter = await plan_of(engine.sql, text, "float8, timestamptz", 0.25, ALWAYS)
         assert "using agent_sched_ready" in waiter
         assert "Seq Scan" not in waiter
         await engine.sql.execute("delete from agent_sched where agent_id <> $1", due)
         await engine.sql.execute("update agent_sched set worker_id = null, claim_token = null, ready_at = null")
+
+
+async def test_tens_of_thousands_of_ready_agents_do_not_slow_a_claim_in_turn(database: str) -> None:
+    """From project to project along the index, whatever lies between them."""
+    async with engine_on(database, lambda _: say("hello")) as engine:
+        worker_id = await hand_worker(engine)
+        await engine.sql.execute(
+            """insert into agent_sched (agent_id, project_id, config_id, ready_at)
+               select gen_random_uuid(), case when n > 20 then $1 else gen_random_uuid() end, $1, clock_timestamp()
+               from generate_series(1, 40000) n""",
+            engine.project_id,
+        )
+        await engine.sql.execute("vacuum analyze agent_sched")
+        types = "uuid, bigint, uuid, bigint, integer"
+        plan = await plan_of(engine.sql, CLAIM_IN_TURN, types, worker_id, 42, NO_PROJECT, 5, 8192)
+        assert "Seq Scan on" not in plan
+        assert plan.count("agent_sched_project") >= 3, plan
+        assert pages_of(plan) < 700, plan
+        taken = await engine.sql.fetchval("select count(*) from agent_sched where worker_id is not null")
+        assert taken == 22, "two of the large one, and the only one of each other"
+        await engine.sql.execute("delete from agent_sched")
 
 
 async def test_the_claim_tells_what_waits_and_the_last_event(database: str) -> None:
