@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", metavar="PROVIDER/SLUG", help="latency: a model that the key's project may use on that server")
     add("--agents", type=_positive(int), default=plain.agents, help="agents at once (%(default)s)")
     add("--seconds", type=_positive(float), default=plain.seconds, help="per contestant (%(default)s)")
+    add("--minutes", type=_positive(float), metavar="N", help="steps: the engine alone, for so long: is it flat?")
     add("--kills", type=_positive(int), default=plain.kills, help="recovery: kill -9 so often (%(default)s)")
     add("--restarts", type=_positive(int), default=plain.restarts, help="recovery: restarts (%(default)s)")
     add("--rounds", type=_positive(int), default=plain.rounds, help="latency, history: steps (%(default)s)")
@@ -147,7 +148,7 @@ async def _measure(scenario: str, options: Options) -> Result:
     except TimeoutError as error:
         raise ChildFailed(f"the run did not end: {error or f'{LIMIT_S:g} s have passed'}") from error
     return Result(
-        scenario=scenario,
+        scenario=scenario if options.minutes is None else f"{scenario}-minutes",
         commit=at,
         started_at=started,
         took_s=round(time.monotonic() - begun, 1),

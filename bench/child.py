@@ -34,6 +34,7 @@ class Contestant(Protocol):
 
 
 KINDS: Final = {
+    "endure": "bench.enduring:EnduringContestant",
     "engine": "bench.engine:EngineContestant",
     "guard": "bench.guard:GuardContestant",
     "idle": "bench.idle_step:IdleContestant",

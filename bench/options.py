@@ -7,6 +7,10 @@ import msgspec
 __all__ = ["Options"]
 
 
+MINUTES = 10.0
+"""How long `steps --minutes` has to run to count. Source: DESIGN §9."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """`seconds` is per contestant, in seconds. Of the others, each scenario uses what it has a meaning for."""
 
@@ -22,6 +26,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[int, ...] = (1, 2, 4)
     events: tuple[int, ...] = (10, 1000, 10_000)
     streams: tuple[tuple[int, int], ...] = ((500, 20), (2000, 5))
+    minutes: float | None = None
     peer: str | None = None
     peer_pool: int | None = None
 
@@ -30,4 +35,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """Whether every size is the one of DESIGN §9."""
         plain = Options()
         sizes = ("agents", "seconds", "kills", "restarts", "rounds", "processes", "events", "streams")
+        if self.minutes is not None and self.minutes < MINUTES:
+            return False
         return all(getattr(self, name) == getattr(plain, name) for name in sizes)

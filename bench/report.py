@@ -54,6 +54,7 @@ BARS: Final = (
     Bar("tokens_dropped_2000", "at most", 0, 0),
     Bar("bytes_per_stream", "at most", 60_000, 30_000),
     Bar("bytes_per_stream_2000", "at most", 60_000, 30_000),
+    Bar("flat", "at least", 1, 1),
     Bar("ratio_4_to_1", "at least", 0.8, 1.0),
     Bar("double_executions", "at most", 0, 0),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from omnara.engine.catalog import SECRET_FIELD
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.vault import KeyRing, seal, secret_aad
 
-__all__ = ["Seeded", "is_idle", "make_ready", "seed", "seed_input"]
+__all__ = ["Seeded", "is_idle", "make_ready", "seed", "seed_input", "seed_inputs"]
 
 
 class Seeded(msgspec.Struct, frozen=True):
@@ -30,19 +31,27 @@ class Seeded(msgspec.Struct, frozen=True):
 
 
 async def seed(
-    dsn: str, agents: int, ring: KeyRing, *, base_url: str = "http://127.0.0.1:9", ready: bool = True
+    dsn: str,
+    agents: int,
+    ring: KeyRing,
+    *,
+    base_url: str = "http://127.0.0.1:9",
+    ready: bool = True,
+    opened: bool = True,
 ) -> Seeded:
     """Make an organization, a model behind `base_url` and agents with the bench's tool and one message each.
 
-    With `ready` every agent may be claimed at once, otherwise after `make_ready`. One transaction. The model's key is
-    sealed with `ring`, which the engine must be given too.
+    With `ready` every agent may be claimed at once, otherwise after `make_ready`. Not `opened`, agents have no message
+    and nothing to do. One transaction. The model's key is sealed with `ring`, which the engine must be given too.
     """
     conn = await asyncpg.connect(dsn)
     try:
         async with conn.transaction():
             made = await _model(conn, ring, base_url)
             ids = tuple(sorted(new_uuid() for _ in range(agents)))
-            await _agents(conn, made, ids, ready=ready)
+            await _agents(conn, made, ids, ready=ready and opened)
+            if opened:
+                await _open(conn, ids)
         await conn.execute("vacuum analyze")
     finally:
         await conn.close()
@@ -69,6 +78,13 @@ async def seed_input(conn: Any, agent_id: UUID, text: str) -> None:
     """Queue one message for an agent, as the API's statement does, and make the agent ready."""
     content = msgspec.json.encode([{"type": "text", "text": text}]).decode()
     await conn.execute(_SEND, agent_id, new_uuid(), content)
+
+
+async def seed_inputs(conn: Any, agents: Sequence[UUID], text: str) -> None:
+    """Queue the same message for many agents, each in a transaction of its own."""
+    content = msgspec.json.encode([{"type": "text", "text": text}]).decode()
+    for agent_id in agents:
+        await conn.execute(_SEND, agent_id, new_uuid(), content)
 
 
 _SEND = """
@@ -135,6 +151,9 @@ async def _agents(conn: Any, made: Seeded, ids: tuple[UUID, ...], *, ready: bool
         "values ($1, $2, $3, 2048, case when $4 then statement_timestamp() end)",
         [(agent, made.project_id, made.config_id, ready) for agent in ids],
     )
+
+
+async def _open(conn: Any, ids: tuple[UUID, ...]) -> None:
     await conn.executemany(
         "insert into inputs (agent_id, id, kind, delivery_mode, state, rank, content) "
         "values ($1, $2, 'content', 'queued', 'received', 1024, $3)",

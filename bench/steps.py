@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from bench import endure
 from bench.cluster import Cluster, open_cluster
 from bench.contest import Score, alternate, ratio, slices_of
 from bench.options import Options
@@ -24,7 +25,9 @@ __all__ = ["run"]
 
 
 async def run(options: Options) -> Run:
-    """Run the contest. Raises ChildFailed, NotDurable."""
+    """Run the contest, or with `minutes` the engine alone for so long. Raises ChildFailed, NotDurable."""
+    if options.minutes is not None:
+        return await endure.run(options)
     async with contextlib.AsyncExitStack() as stack:
         directory = await stack.enter_async_context(work_directory())
         cluster = await stack.enter_async_context(open_cluster(options.database_url))

@@ -159,7 +159,7 @@ class _Plan:
         return {"figures": figures, "details": details, "wrong": self._wrong(written, read)}
 
     def _wrong(self, written: int, read: Mapping[str, Any]) -> list[str]:
-        """What was promised: every saved answer is whole and no token is shown twice. Some may not be shown: a figure."""
+        """What was promised: every saved answer is whole, no token is shown twice. That some are not is a figure."""
         wrong = []
         short = [count for count in read["answers"] if count != self._tokens]
         if short or len(read["answers"]) != self._agents:

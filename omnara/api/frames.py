@@ -20,9 +20,15 @@ OPENED: Final = b": ok\n\n"
 HEARTBEAT: Final = b": heartbeat\n\n"
 
 
-def durable(sequence: int, kind: str, event: str) -> bytes:
-    """Return the frame of an event, given its JSON. Its id is the sequence, from which a reader resumes."""
-    return f"id: {sequence}\nevent: {kind}\ndata: {event}\n\n".encode()
+def durable(place: int | str, kind: str, event: str) -> bytes:
+    """Return the frame of an event, given its JSON. Its id is the place from which a reader resumes: the sequence, or
+    the text of a place in a project's joint log."""
+    return f"id: {place}\nevent: {kind}\ndata: {event}\n\n".encode()
+
+
+def place_only(place: str) -> bytes:
+    """Return a frame that tells a reader its place and nothing else; a client shows no event for it."""
+    return f"id: {place}\n\n".encode()
 
 
 def call_update(call_id: UUID, state: str) -> bytes:

@@ -17,6 +17,7 @@ import yaml
 from omnara.api.flat.routes import ROUTES as FLAT_ROUTES
 from omnara.api.omnara.routes import ROUTES as OMNARA_ROUTES
 from omnara.api.params import MAX_KEY
+from omnara.api.project_cursor import MAX_LENGTH
 from omnara.api.routing import Binary, EventStream, Route
 from omnara.api.types import Changes, ClientError, Error, ServerError
 
@@ -47,6 +48,13 @@ _LAST_EVENT_ID: Final = {
     "required": False,
     "schema": {"type": "integer", "format": "int64", "minimum": 0},
     "description": "The last event that the client has. Outranks after_sequence. A number beyond the log is refused.",
+}
+_LAST_FRAME_ID: Final = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_LENGTH},
+    "description": "The id of the last frame that the client has. Outranks after.",
 }
 
 
@@ -132,8 +140,9 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         found += [_query_parameter(name, _tidy(schema)) for name, schema in properties.items()]
     if route.idempotent:
         found.append(_IDEMPOTENCY_KEY)
-    if any(isinstance(kind, EventStream) for kind in route.responses.values()):
-        found.append(_LAST_EVENT_ID)
+    for kind in route.responses.values():
+        if isinstance(kind, EventStream):
+            found.append(_LAST_FRAME_ID if kind.opaque_ids else _LAST_EVENT_ID)
     return found
 
 

@@ -38,9 +38,13 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class EventStream(msgspec.Struct, frozen=True):
-    """Stands in `Route.responses` for an event stream; `data` lists the types of its frames' data."""
+    """Stands in `Route.responses` for an event stream; `data` lists the types of its frames' data.
+
+    `opaque_ids`: the ids of its frames are texts without a meaning to clients, not sequences.
+    """
 
     data: tuple[Any, ...]
+    opaque_ids: bool = False
 
 
 class Binary(msgspec.Struct, frozen=True):

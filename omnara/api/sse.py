@@ -18,7 +18,7 @@ from omnara.api import frames
 from omnara.api.connection import Connection
 from omnara.api.event_json import Owner, live_event, stored_event
 from omnara.api.middleware import EVENT_STREAM, REQUEST_ID, REQUEST_ID_HEADER
-from omnara.api.streams import OpenStream, StreamHub
+from omnara.api.streams import AgentStream, StreamHub
 from omnara.clock import monotonic
 from omnara.db.reads import EventRow
 from omnara.db.streams import LogPage
@@ -28,13 +28,14 @@ from omnara.errors import InvalidRequest, NotFound, Unavailable
 
 STALL_S: Final = 20.0
 """A client that has taken nothing for so long is cut; it resumes from the log. Source: field-reports B31."""
-_HEADERS: Final = {
+HEADERS: Final = {
     "Content-Type": EVENT_STREAM,
     "Cache-Control": "no-cache, no-transform",
     "Connection": "keep-alive",
     "X-Accel-Buffering": "no",
 }
 PIECE_BYTES: Final = 256 * 1024
+SHUTTING_DOWN: Final = frames.error("service_unavailable", "this server is shutting down; reconnect")
 _REMEMBERED_CALLS: Final = 16
 _CALL_ID: Final = '{"model_call_context_id":"'
 
@@ -74,7 +75,7 @@ class StreamWriter:
     """Sends one agent's stream over one response. Used by one task."""
 
     def __init__(
-        self, hub: StreamHub, stream: OpenStream, owner: Owner, request: web.Request, response: web.StreamResponse
+        self, hub: StreamHub, stream: AgentStream, owner: Owner, request: web.Request, response: web.StreamResponse
     ) -> None:
         self._hub = hub
         self._stream = stream
@@ -190,7 +191,7 @@ class StreamWriter:
 
     async def _finish(self) -> None:
         if self._stream.ending == "shutdown":
-            await self._write(frames.error("service_unavailable", "this server is shutting down; reconnect"))
+            await self._write(SHUTTING_DOWN)
 
     async def _write(self, data: bytes) -> None:
         transport = self._transport
@@ -218,7 +219,7 @@ async def serve(
             raise NotFound
         if after > first.head:
             raise InvalidRequest("the log ends before that event; read it again from the start")
-        response = web.StreamResponse(headers={**_HEADERS, REQUEST_ID_HEADER: REQUEST_ID.get()})
+        response = web.StreamResponse(headers={**HEADERS, REQUEST_ID_HEADER: REQUEST_ID.get()})
         with Connection.watch(request, stream.subscription.close):
             try:
                 await response.prepare(request)

@@ -8,11 +8,13 @@ reader and no timer at all. Source: DESIGN §3, §6; coordination §6; field-rep
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Final, Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final, Literal, Protocol, TypeVar
 from uuid import UUID
 
+from omnara.access.roles import ProjectScope
+from omnara.api.project_tails import Following, ProjectTails
 from omnara.clock import Deadline, jittered, monotonic
 from omnara.db import streams as db
 from omnara.db.pool import ApiPool
@@ -37,15 +39,27 @@ CLOSE_LIMIT_S: Final = 1.0
 Ending = Literal["shutdown", "revoked"]
 
 
+class Queue(Protocol):
+    """What the hub does to the queue of a stream."""
+
+    def tick(self) -> None:
+        """Let the stream's task run once."""
+
+    def wake(self) -> None:
+        """Send the stream to the log."""
+
+    def close(self) -> None:
+        """End the stream."""
+
+
 class OpenStream:
-    """One open stream as the hub sees it. `seen` and `written_at` are kept by the stream itself."""
+    """One open stream as the hub sees it. `written_at` is kept by the stream itself."""
 
-    __slots__ = ("ending", "key_id", "retry", "seen", "subscription", "task", "written_at")
+    __slots__ = ("ending", "key_id", "queue", "retry", "task", "written_at")
 
-    def __init__(self, subscription: Subscription, key_id: UUID | None, seen: int) -> None:
-        self.subscription = subscription
+    def __init__(self, queue: Queue, key_id: UUID | None) -> None:
+        self.queue = queue
         self.key_id = key_id
-        self.seen = seen
         self.written_at = monotonic()
         self.retry = False
         self.ending: Ending | None = None
@@ -55,7 +69,21 @@ class OpenStream:
         """Ask the stream to end; the first reason counts."""
         if self.ending is None:
             self.ending = why
-        self.subscription.close()
+        self.queue.close()
+
+
+class AgentStream(OpenStream):
+    """A stream of one agent. `seen` is the last sequence that was sent; the stream keeps it."""
+
+    __slots__ = ("seen", "subscription")
+
+    def __init__(self, subscription: Subscription, key_id: UUID | None, seen: int) -> None:
+        super().__init__(subscription, key_id)
+        self.subscription = subscription
+        self.seen = seen
+
+
+S = TypeVar("S", bound=OpenStream)
 
 
 class StreamHub:
@@ -71,21 +99,40 @@ class StreamHub:
         self._sweep_s = sweep_s
         self._tasks = Tasks()
         self._draining = False
+        self._tails = ProjectTails(feed, db.acquire, self._tasks, sweep_s)
         self.heartbeat_s = heartbeat_s
 
     def __len__(self) -> int:
         return len(self._open)
 
     @contextmanager
-    def open(self, agent_id: UUID, *, key_id: UUID | None, deltas: bool, after: int) -> Iterator[OpenStream]:
+    def open(self, agent_id: UUID, *, key_id: UUID | None, deltas: bool, after: int) -> Iterator[AgentStream]:
         """Register a stream for as long as the block runs, and subscribe it before anything is read.
 
         Raises Unavailable while the process shuts down.
         """
-        if self._draining:
-            raise Unavailable("this server is shutting down")
+        self._check_open()
         subscription = self._feed.subscribe(agent_id, deltas=deltas, next_sequence=after + 1)
-        stream = OpenStream(subscription, key_id, after)
+        try:
+            with self._registered(AgentStream(subscription, key_id, after)) as stream:
+                yield stream
+        finally:
+            self._feed.unsubscribe(subscription)
+
+    @asynccontextmanager
+    async def open_project(
+        self, project: ProjectScope, *, key_id: UUID | None
+    ) -> AsyncIterator[tuple[OpenStream, Following]]:
+        """Register a stream over all agents of a project for as long as the block runs. Raises Unavailable."""
+        self._check_open()
+        async with self._tails.follow(project) as following:
+            with self._registered(OpenStream(following.reader, key_id)) as stream:
+                yield stream, following
+
+    @contextmanager
+    def _registered(self, stream: S) -> Iterator[S]:
+        # Once more, since a project's stream has waited for the database in between.
+        self._check_open()
         self._open.add(stream)
         self._gauge.inc()
         try:
@@ -93,7 +140,10 @@ class StreamHub:
         finally:
             self._open.discard(stream)
             self._gauge.dec()
-            self._feed.unsubscribe(subscription)
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise Unavailable("this server is shutting down")
 
     async def page(self, agent_id: UUID, after: int) -> LogPage | None:
         """Return the next page of a log, or None when there is no such agent. Raises Unavailable."""
@@ -107,6 +157,7 @@ class StreamHub:
         self._tasks.spawn(self._repeat(self._sweep, self._sweep_s), "stream-sweep")
         self._tasks.spawn(self._repeat(self._check_keys, min(KEY_CHECK_S, self._sweep_s)), "stream-keys")
         self._tasks.spawn(self._tick(), "stream-heartbeat")
+        self._tasks.spawn(self._tails.meet(), "stream-projects")
 
     async def watch(self) -> None:
         """Wait until a part of the hub fails, and raise its error."""
@@ -141,7 +192,7 @@ class StreamHub:
 
     async def _sweep(self) -> None:
         """Wake every stream whose log goes beyond what it has seen, or whose agent was archived."""
-        streams = list(self._open)
+        streams = [stream for stream in self._open if isinstance(stream, AgentStream)]
         for start in range(0, len(streams), SWEEP_CHUNK):
             chunk = streams[start : start + SWEEP_CHUNK]
             agents = [stream.subscription.agent_id for stream in chunk]
@@ -172,6 +223,6 @@ class StreamHub:
             for stream in self._open:
                 if stream.retry:
                     stream.retry = False
-                    stream.subscription.wake()
+                    stream.queue.wake()
                 elif stream.written_at <= due:
-                    stream.subscription.tick()
+                    stream.queue.tick()

@@ -8,7 +8,7 @@ Source: DESIGN §3 (Hints), §6.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -36,6 +36,7 @@ class Feed:
         self._remote: dict[UUID, float] = {}
         self._remote_deltas: dict[UUID, float] = {}
         self._told: dict[UUID, float] = {}
+        self._watchers: list[Callable[[UUID | None], None]] = []
         self.outbox = Outbox()
 
     # --- readers ------------------------------------------------------------------------------------------
@@ -73,14 +74,22 @@ class Feed:
         """Return the agents that have readers here, and whether any of them wants deltas."""
         return {agent_id: agent_id in self._delta_readers for agent_id in self._local}
 
+    def watch(self, watcher: Callable[[UUID | None], None]) -> None:
+        """Call `watcher` with every agent whose log is said to have grown, here or in another replica; None: any may
+        have. It must return at once and not raise."""
+        self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[UUID | None], None]) -> None:
+        """End what `watch` began."""
+        self._watchers.remove(watcher)
+
     # --- writers ------------------------------------------------------------------------------------------
 
     def events(self, agent_id: UUID, rows: Sequence[Event]) -> None:
         """Hand over events after their commit, in order of sequence. A reader that missed one reads the log."""
-        readers = self._local.get(agent_id)
+        readers = self._heard(agent_id)
         if not readers:
             return
-        self._told[agent_id] = monotonic()
         for row in rows:
             durable = Durable(row)
             for reader in readers:
@@ -88,15 +97,13 @@ class Feed:
 
     def wake(self, agent_id: UUID) -> None:
         """Tell the readers of one agent that its log has news, or that it was archived."""
-        readers = self._local.get(agent_id)
-        if not readers:
-            return
-        self._told[agent_id] = monotonic()
-        for reader in readers:
+        for reader in self._heard(agent_id):
             reader.wake()
 
     def wake_all(self) -> None:
         """Tell every reader to look: after the connection that carries hints was lost."""
+        for watcher in self._watchers:
+            watcher(None)
         for reader in self.subscriptions():
             reader.wake()
 
@@ -137,6 +144,8 @@ class Feed:
         """
         told = self._told.pop(agent_id, None)
         if told is None or monotonic() - told > ECHO_S:
+            for watcher in self._watchers:
+                watcher(agent_id)
             for reader in self._local.get(agent_id, ()):
                 reader.wake()
 
@@ -151,6 +160,15 @@ class Feed:
         for table in (self._remote, self._remote_deltas, self._told):
             for agent_id in [agent_id for agent_id, until in table.items() if until <= now]:
                 del table[agent_id]
+
+    def _heard(self, agent_id: UUID) -> set[Subscription] | tuple[()]:
+        """Note that this process knows of an agent's news, tell the watchers, and return the agent's readers."""
+        readers = self._local.get(agent_id, ())
+        if readers or self._watchers:
+            self._told[agent_id] = monotonic()
+            for watcher in self._watchers:
+                watcher(agent_id)
+        return readers
 
     def _interested(self, table: dict[UUID, float], agent_id: UUID) -> bool:
         until = table.get(agent_id)

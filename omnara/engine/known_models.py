@@ -54,10 +54,10 @@ OPENAI: Final = EnvironmentProvider(
     name="openai",
     setting="openai",
     secret_name="OPENAI_API_KEY",  # noqa: S106 - the name of a variable
-    api_format="openai_chat_completions",
+    api_format="openai_responses",
     base_url="https://api.openai.com/v1",
     version_path="",
-    request_path="/chat/completions",
+    request_path="/responses",
     auth_kind="bearer_token",
     slugs=(
         "gpt-6.2-astra",
@@ -85,7 +85,7 @@ _CONTEXT_TOKENS: Final = 200_000
 _OUTPUT_TOKENS: Final = 32_000
 _DEFAULT_OUTPUT_TOKENS: Final = 8_192
 _EFFORTS: Final = ("low", "medium", "high")
-_WITHOUT_REASONING: Final = ("gpt-4", "gpt-3")
+_WITHOUT_REASONING: Final = ("gpt-4", "gpt-3", "chatgpt-4")
 
 
 def facts_of(slug: str) -> ModelFacts:

@@ -65,7 +65,7 @@ OPERATIONS += [
     ("get", f"{P}/secrets"),
     ("get", f"{P}/secrets/{{secretID}}"),
 ]
-OURS_ALONE = {("get", "/api/v1/orgs")}
+OURS_ALONE = {("get", "/api/v1/orgs"), ("get", f"{P}/events/stream")}
 """Routes below the contract's prefix that the contract has not."""
 OURS = openapi.document()
 

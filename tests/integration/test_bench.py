@@ -9,14 +9,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import msgspec
 import psutil
 import pytest
 
-from bench import cluster, streams
+from bench import cluster, steps, streams
 from bench.cluster import NotDurable, open_cluster
+from bench.flatness import RULE, Minute, judge_flat
 from bench.options import Options
 from bench.processes import ROOT, ChildFailed, Process, start_child
 from bench.raw import RawContestant
@@ -96,6 +98,41 @@ async def test_every_token_is_shown_to_its_reader_and_saved(postgres: PostgresFo
     assert tokens["read"] == tokens["written"] == 6 * 20 * 4
     assert 0 < run.figures["lag_ms_p50"] <= run.figures["lag_ms_p99"]
     assert run.figures["cpu_share"] > 0
+
+
+async def test_minutes_are_watched_one_by_one(postgres: PostgresForTests) -> None:
+    with durable_enough():
+        run = await steps.run(Options(database_url=postgres.admin_dsn, agents=4, minutes=0.05))
+    assert run.wrong == []
+    minutes = run.details["minutes"]
+    assert [one["number"] for one in minutes] == [1, 2, 3]
+    assert all(one["steps"] > 0 and one["rss_bytes"] > 2**20 for one in minutes)
+    assert all(one["tables"]["agent_sched"]["indexes"] > 0 for one in minutes)
+    assert run.details["rule"] == RULE
+    assert run.figures["flat"] in (0, 1)
+
+
+def minute(number: int, **changed: Any) -> Minute:
+    values: dict[str, Any] = {"steps": 60_000, "seconds": 60.0, "rss_bytes": 10**8, "oldest_xmin_s": 0.1}
+    hot = {"table": changed.pop("hot", 10**6), "indexes": 0, "dead_rows": 9, "dead": 900}
+    return Minute(number=number, oldest_xmin_xids=3, tables={"agent_sched": hot}, **values | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, None),
+        ({"steps": 53_000}, "the rate fell to 0.88"),
+        ({"hot": 1_300_000}, "the hot table grew to 1.30"),
+        ({"rss_bytes": 120_000_000}, "memory grew to 1.20"),
+        ({"oldest_xmin_s": 11.0}, "a snapshot was held for 11.0 s"),
+    ],
+)
+def test_flat_is_a_rule_about_first_and_last(changed: dict[str, Any], reason: str | None) -> None:
+    warming_up = minute(1, steps=1_000, rss_bytes=10**7, hot=10**4)
+    verdict = judge_flat([warming_up, *(minute(n) for n in range(2, 8)), *(minute(n, **changed) for n in (8, 9, 10))])
+    assert verdict.reasons == ([] if reason is None else [reason])
+    assert verdict.figures["flat"] == int(reason is None)
 
 
 def test_too_few_open_files_are_told_before_anything_starts() -> None:

@@ -13,6 +13,7 @@ from omnara.api.omnara import (
     events,
     inputs,
     orgs,
+    project_events,
     secret_access,
     secrets,
     tools,
@@ -30,5 +31,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *backlog.ROUTES,
     *tools.ROUTES,
     *events.ROUTES,
+    *project_events.ROUTES,
     *artifacts.ROUTES,
 )

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from omnara.client import Event
 
-__all__ = ["Activity"]
+__all__ = ["HELD", "Activity"]
+
+HELD: Final = {
+    "paused": "the agent is paused; messages wait until it is resumed",
+    "crashed": "the agent has crashed; see `omnara agents resume --help`",
+    "archived": "the agent is archived; this conversation is over",
+}
+"""States that no event tells, in which nothing will be answered."""
 
 
 class Activity:

@@ -38,7 +38,7 @@ class Desk:
 
     @property
     def _permission(self) -> bool:
-        return self._current is not None and self._current.kind == "permission_request"
+        return self._current is not None and self._current.kind == "permission"
 
     def update(self, open_forms: Sequence[Interaction]) -> list[RenderableType]:
         """Take the forms that are open now; return what to print: withdrawn ones, and the next to be answered."""

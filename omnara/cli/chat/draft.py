@@ -96,16 +96,21 @@ class Draft:
 
     def _advance(self, end: int, *, final: bool = False) -> list[Piece | Restart]:
         pieces: list[Piece | Restart] = []
-        common = min(len(self._printed), len(self._text))
-        if self._printed[:common] != self._text[:common] or (final and end < len(self._printed)):
+        if self._contradicts(final=final):
             pieces.append(Restart())
             self._printed = ""
         if end > len(self._printed):
             source = self._text[len(self._printed) : end]
-            self._printed = self._text[:end]
             if source.strip():
+                self._printed = self._text[:end]
                 pieces.append(Piece(source))
         return pieces
+
+    def _contradicts(self, *, final: bool) -> bool:
+        """Whether the text is another one than the printed beginning. Blanks at its end make no difference."""
+        common = min(len(self._printed), len(self._text))
+        rest = self._printed[common:]
+        return self._printed[:common] != self._text[:common] or (final and bool(rest.strip()))
 
     def _note(self, event: dict[str, object]) -> None:
         if event.get("kind") != "block_start":

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 from prompt_toolkit.formatted_text import StyleAndTextTuples
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 
 from omnara.cli.chat.attach import Attachment
 from omnara.cli.chat.outbox import Message
@@ -17,6 +17,8 @@ from omnara.visible import visible
 __all__ = ["Bar", "live_view"]
 
 SHOWN_WAITING: Final = 3
+_BETWEEN: Final = " · "
+_HELP: Final = " · /help"
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -28,21 +30,28 @@ class Bar(msgspec.Struct, frozen=True):
     away: bool
     hint: str
     doing: str
+    taken: frozenset[str] = frozenset()
 
-    @property
-    def text(self) -> str:
-        """The help line: what is going on, and which keys do what now."""
+    def text(self, width: int) -> str:
+        """Return the help line: what is going on, and which keys do what now; the more important first, if room is."""
+        first, *others = self._items()
+        line = _cut(first, width - len(_HELP))
+        for item in others:
+            if cell_len(line) + cell_len(item) + len(_BETWEEN) + len(_HELP) <= width:
+                line += _BETWEEN + item
+        return line + _HELP
+
+    def _items(self) -> list[str]:
         if self.away:
-            return "no connection, trying again · what you send waits · /quit leaves"
+            return ["no connection, trying again", "what you send waits"]
         if self.stopping:
-            return "stopping · Ctrl-C again leaves"
+            return ["stopping", "Ctrl-C again leaves"]
         if self.hint:
-            return f"{self.hint} · /help"
+            return [self.hint]
+        held = self.status if self.status in ("paused", "pausing", "crashed") else ""
         if self.working:
-            state = self.doing or (self.status if self.status in ("paused", "pausing", "crashed") else "working")
-            return f"{state} · Enter queues · Alt-Enter steers · Ctrl-C stops · /help"
-        held = f"{self.status} · " if self.status in ("paused", "pausing", "crashed") else ""
-        return f"{held}Enter sends · /attach FILE · /help · Ctrl-D leaves"
+            return [held or self.doing or "working", "Enter queues", "Alt-Enter steers", "Ctrl-C stops"]
+        return [*([held] if held else []), "Enter sends", "/attach FILE", "Ctrl-D leaves"]
 
 
 def live_view(
@@ -58,20 +67,20 @@ def live_view(
     if attached:
         names = ", ".join(f"{attachment.name} ({attachment.size:,} bytes)" for attachment in attached)
         rows.append(("fg:ansimagenta", _row(f"  attached: {names}", room)))
-    rows.append(("fg:ansibrightblack", _row(f"─ {bar.text}", room)))
+    rows.append(("fg:ansibrightblack", _row(f"─ {bar.text(room - 2)}", room)))
     return rows
 
 
 def _on_its_way(message: Message, bar: Bar) -> str:
-    if bar.away:
-        return "waits for the server"
-    if message.steering:
-        return "steering"
-    return "queued" if bar.working else "sending"
+    if message.key not in bar.taken:
+        return "waits for the server" if bar.away else "sending"
+    return "steering" if message.steering else "queued"
 
 
 def _row(text: str, width: int) -> str:
     """Return one row: cut with an ellipsis if it is wider than `width` columns, and with its line break."""
-    line = visible(" ".join(text.split(" ")).replace("\n", " "))
-    cut = set_cell_size(line, width - 1).rstrip()
-    return f"{line}\n" if cut == line.rstrip() else f"{cut}…\n"
+    return _cut(visible(text.replace("\n", " ")), width) + "\n"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"

@@ -49,11 +49,21 @@ def is_away(error: ApiError | ServerUnreachable) -> bool:
 
 
 class Outbox:
-    """A bounded queue with one sender, `run`. `on_refused` hears what the server did not take, and why."""
+    """A bounded queue with one sender, `run`.
 
-    def __init__(self, client: Client, agent: str, on_refused: Callable[[Item, str], None]) -> None:
+    `on_taken` hears what the server took, `on_refused` what it did not take, and why.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        agent: str,
+        on_taken: Callable[[Item], None],
+        on_refused: Callable[[Item, str], None],
+    ) -> None:
         self._client = client
         self._agent = agent
+        self._on_taken = on_taken
         self._on_refused = on_refused
         self._queue: asyncio.Queue[Item] = asyncio.Queue(LIMIT)
         self._sending = 0
@@ -91,6 +101,8 @@ class Outbox:
                     await backoff.wait()
                     continue
                 self._on_refused(item, error.text if isinstance(error, ApiError) else str(error))
+            else:
+                self._on_taken(item)
             return
 
     async def _send(self, item: Item) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 import click
 
+from omnara.cli.chat.activity import HELD
 from omnara.cli.chat.draft import answer_text
 from omnara.cli.chat.outbox import is_away
 from omnara.client import ApiError, Client, Event, ServerUnreachable
@@ -20,11 +21,6 @@ __all__ = ["TurnFailed", "ask"]
 
 LOOK_S: Final = 2.0
 """How often a silent agent is looked at: a form, a pause or a crash shows in no event."""
-HELD: Final = {
-    "paused": "the agent is paused; the message waits until it is resumed",
-    "crashed": "the agent has crashed; see `omnara agents resume --help`",
-    "archived": "the agent is archived",
-}
 
 
 class TurnFailed(click.ClickException):
@@ -32,23 +28,23 @@ class TurnFailed(click.ClickException):
 
 
 class _Turn:
-    """The turn that our message opened, followed in the log. Source: api.md §15."""
+    """The turn that our message opened, followed in the log. Source: api.md §15.
+
+    Messages are answered in order, so the first output without calls after ours is its answer; also when somebody
+    steers in between, which the log shows as another turn.
+    """
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self._turn: str | None = None
+        self._begun = False
         self._texts: list[str] = []
         self.over = False
         self.cut = False
 
     def take(self, event: Event) -> None:
         """Take the next event. Raises TurnFailed when the turn ended without an answer."""
-        if self._turn is None:
-            if event.input_idempotency_key == self._key:
-                self._turn = event.turn_id
-            return
-        if event.turn_id != self._turn:
-            self.over = True
+        if not self._begun:
+            self._begun = event.input_idempotency_key == self._key
             return
         if event.kind == "agent_input" and event.input_kind == "control":
             raise TurnFailed("the turn was stopped")

@@ -19,7 +19,7 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle, PromptSession
 from rich.cells import chop_cells
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from omnara.visible import visible
 
@@ -135,8 +135,8 @@ def rendered(parts: Sequence[RenderableType], width: int) -> str:
     # The last column stays free: a character there makes some terminals add an empty line.
     console = Console(file=io.StringIO(), force_terminal=True, width=width - 1, highlight=False, legacy_windows=False)
     with console.capture() as captured:
-        for part in parts:
-            console.print(part)
+        # As a group: texts that are printed by themselves lose what they say about being wrapped.
+        console.print(Group(*parts))
     return captured.get()
 
 

@@ -11,6 +11,7 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from rich.console import RenderableType
 from rich.text import Text
 
+from omnara.cli.chat.activity import HELD
 from omnara.cli.chat.attach import Attachment, CannotAttach, read_attachment
 from omnara.cli.chat.commands import COMPLETER, HELP, command_of
 from omnara.cli.chat.desk import Desk
@@ -33,11 +34,7 @@ LOOK_S: Final = 5.0
 LOOK_FORMS_S: Final = 1.0
 """How often the agent is looked at without a hint; while calls are open, a form may be there."""
 RECONNECT_CAP_S: Final = 3.0
-HELD: Final = {
-    "paused": "the agent is paused; messages wait until it is resumed",
-    "crashed": "the agent has crashed; see `omnara agents resume --help`",
-    "archived": "the agent is archived; this conversation is over",
-}
+FULL: Final = notice("too much waits for the server already; not sent", "red")
 
 
 class Chat:
@@ -48,7 +45,7 @@ class Chat:
         self._agent = agent
         self._view = View()
         self._desk = Desk()
-        self._outbox = Outbox(client, agent, self._refused)
+        self._outbox = Outbox(client, agent, self._taken, self._refused)
         self._screen = Screen(self._live, self._line, self._interrupt, COMPLETER)
         self._status = "idle"
         self._attached: list[Attachment] = []
@@ -111,14 +108,11 @@ class Chat:
         ) as items:
             async for item in items:
                 self._show(self._view.take(item))
-                if isinstance(item, ToolCallUpdate) or (isinstance(item, Event) and self._changes_forms(item)):
+                if isinstance(item, Event | ToolCallUpdate):
                     self._look.set()
                 if not self._view.working:
                     self._stopping = False
                 self._screen.refresh()
-
-    def _changes_forms(self, event: Event) -> bool:
-        return event.kind != "model_output" or bool(event.tool_calls)
 
     def _connection(self, lost: str | None) -> None:
         if lost is not None and self._away_since is None:
@@ -171,7 +165,7 @@ class Chat:
             parts, resolution = self._desk.answer(text)
             self._print("form", *parts)
             if resolution is not None and not self._outbox.put(resolution):
-                self._print("notice", notice("too much waits for the server already; not sent", "red"))
+                self._print("notice", FULL)
         elif text.strip() or self._attached:
             self._say(text.strip(), steer=steer)
         self._screen.refresh()
@@ -203,14 +197,20 @@ class Chat:
         cancels = steering and self._desk.question is not None
         said = Message(uuid.uuid4().hex, text, files, steering, cancels)
         if not self._outbox.put(said):
-            self._print("notice", notice("too much waits for the server already; not sent", "red"))
+            self._print("notice", FULL)
             return
         self._attached.clear()
         self._view.waiting[said.key] = said
 
+    def _taken(self, item: Item) -> None:
+        # Its event may have come before the answer to its request.
+        if isinstance(item, Message) and item.key in self._view.waiting:
+            self._view.taken.add(item.key)
+            self._screen.refresh()
+
     def _refused(self, item: Item, why: str) -> None:
         if isinstance(item, Message):
-            self._view.waiting.pop(item.key, None)
+            self._view.forget(item.key)
             self._print("notice", notice(f"not sent: {why}", "red"), Text(f"  {item.text}", "dim"))
         else:
             self._print("notice", notice(f"the answer was not taken: {why}", "red"))
@@ -290,6 +290,7 @@ class Chat:
             status=self._status,
             stopping=self._stopping,
             away=self._away_since is not None,
+            taken=frozenset(self._view.taken),
             hint=self._desk.hint,
             doing=self._view.draft.doing,
         )

@@ -37,6 +37,8 @@ class View:
         self.draft = Draft()
         self.waiting: dict[str, Message] = {}
         """Messages of this user that are not in the log yet, by their keys, oldest first."""
+        self.taken: set[str] = set()
+        """Keys of those among them that the server has."""
         self._transcript = Transcript()
 
     @property
@@ -68,6 +70,11 @@ class View:
             case _:
                 assert_never(item)
 
+    def forget(self, key: str) -> None:
+        """A message waits no longer: it is in the log, or will never be."""
+        self.waiting.pop(key, None)
+        self.taken.discard(key)
+
     def _event(self, event: Event) -> list[Part]:
         self.activity.note(event)
         if event.kind == "model_output":
@@ -75,7 +82,7 @@ class View:
             return [*pieces, *(Part("tool", body) for body in self._transcript.around(event))]
         parts: list[Part] = []
         if event.kind == "agent_input":
-            self.waiting.pop(event.input_idempotency_key or "", None)
+            self.forget(event.input_idempotency_key or "")
             if event.input_kind == "control":
                 parts = [_piece(piece) for piece in self.draft.abandoned()]
         parts.extend(Part(_kind(event), body) for body in self._transcript.whole(event))
@@ -85,9 +92,9 @@ class View:
 
     def _undelivered(self) -> list[Part]:
         """Stopping a turn cancels what was to steer it. Source: api.md §10."""
-        lost = [message for message in self.waiting.values() if message.steering]
+        lost = [message for message in self.waiting.values() if message.steering and message.key in self.taken]
         for message in lost:
-            del self.waiting[message.key]
+            self.forget(message.key)
         return [Part("notice", notice(f"not delivered: {message.text}", "yellow")) for message in lost]
 
 
