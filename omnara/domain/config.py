@@ -48,13 +48,17 @@ class Reasoning(msgspec.Struct, frozen=True):
 
 
 class ModelChoice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The configured model (public id `mdl_…`) and what this config narrows. Sizes in tokens."""
+    """The configured model (public id `mdl_…`) and what this config narrows. Sizes in tokens.
+
+    `fallback_model_ids` are further configured models, in the order in which they take over from those that fail.
+    """
 
     configured_model_id: str
     context_window_tokens: int | None = None
     default_max_output_tokens: int | None = None
     cache_retention: CacheRetention | None = None
     reasoning: Reasoning | None = None
+    fallback_model_ids: tuple[str, ...] = ()
 
 
 class Definition(msgspec.Struct, frozen=True, omit_defaults=True):

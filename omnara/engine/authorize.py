@@ -7,8 +7,8 @@ Source: engine.md §7 (permission order); api.md §12.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, assert_never
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, assert_never
 
 import msgspec
 
@@ -18,13 +18,16 @@ from omnara.domain.events import Outcome
 from omnara.domain.text import clean, clean_text
 from omnara.engine.plan import StepPlan, ToolPolicy
 from omnara.ids import new_uuid
-from omnara.providers.protocol import RequestedCall
+from omnara.providers.protocol import MAX_CALL_ID_BYTES, RequestedCall
 from omnara.tools.interactions import Form, question_form
 from omnara.tools.permission import Authorised, Authorization, Completed, NeedsPermission, authorise
 from omnara.tools.protocol import ALWAYS_DENY, MALFORMED, Tool, ToolResult, failed
 
 ASK_QUESTION = "ask_question"
 """The built-in whose call is a form for a person."""
+
+CUT_OFF: Final = "The call was cut off by the length limit of the answer. It did not run."
+MAX_NAME_CHARS: Final = 256
 
 
 class AuthorizedCall(msgspec.Struct, frozen=True):
@@ -53,6 +56,18 @@ def authorize(requested: RequestedCall, ordinal: int, plan: StepPlan) -> Authori
     if isinstance(verdict, Authorised):
         return _authorised(requested, ordinal, verdict.tool, tool_input)
     assert_never(verdict)
+
+
+def cut_off(calls: Iterable[RequestedCall]) -> list[RequestedCall]:
+    """The calls of an answer that its length limit cut, made to fail. Of one that hardly began nothing is left to tell.
+
+    Source: field-reports B43 (a call cut in mid-arguments ran as one without arguments).
+    """
+    return [
+        msgspec.structs.replace(call, problem=CUT_OFF)
+        for call in calls
+        if 0 < len(call.name) <= MAX_NAME_CHARS and len(call.provider_call_id.encode()) <= MAX_CALL_ID_BYTES
+    ]
 
 
 def _authorised(requested: RequestedCall, ordinal: int, tool: Tool, tool_input: dict[str, Any]) -> AuthorizedCall:

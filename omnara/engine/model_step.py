@@ -7,18 +7,12 @@ Source: engine.md §4, §5 (decision and budget); DESIGN §4.
 
 from __future__ import annotations
 
+from typing import Final, Literal
 from uuid import UUID
 
 import msgspec
 
-from omnara.domain.advance import (
-    CLEAR_RETRY,
-    Admission,
-    Advance,
-    BeginStep,
-    CloseStep,
-    NewEvent,
-)
+from omnara.domain.advance import CLEAR_RETRY, Admission, Advance, BeginStep, CloseStep, NewEvent
 from omnara.domain.claim import Claim
 from omnara.domain.content import ErrorBlock, OutputBlock, ToolCallBlock
 from omnara.domain.events import (
@@ -31,14 +25,20 @@ from omnara.domain.events import (
 )
 from omnara.domain.step import WaitingInput
 from omnara.domain.text import clean_text
-from omnara.engine.authorize import AuthorizedCall, authorize, result_blocks
+from omnara.engine.authorize import AuthorizedCall, authorize, cut_off, result_blocks
 from omnara.engine.plan import StepPlan
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.providers.protocol import Completed, Failed, RequestedCall
 
+MAX_CONTINUATIONS: Final = 4
+"""How often in a row an answer that the length limit cut goes on by itself."""
+
 
 class Begun(msgspec.Struct, frozen=True):
-    """A model step that is open in the database: its call id, turn, attempt and what it may see."""
+    """A model or compaction step that is open in the database: its call id, turn, attempt and what it may see.
+
+    `attempt` counts over all models of the config: see `StepPlan.at`.
+    """
 
     call_id: UUID
     turn_id: UUID
@@ -46,6 +46,7 @@ class Begun(msgspec.Struct, frozen=True):
     step_number: int
     attempt: int
     frontier: int
+    kind: Literal["model", "compaction"] = "model"
 
 
 class Next(msgspec.Struct, frozen=True):
@@ -117,10 +118,14 @@ def _admission_event(item: WaitingInput, turn_id: UUID) -> NewEvent:
 
 
 class SavedOutput(msgspec.Struct, frozen=True):
-    """The parts of an accepted output, and which calls the engine runs next."""
+    """The parts of an accepted output, and which calls the engine runs next.
+
+    `goes_on`: the turn is not over, whether for its calls or because the answer was cut.
+    """
 
     events: tuple[NewEvent, ...]
     calls: tuple[AuthorizedCall, ...]
+    goes_on: bool
 
     @property
     def open_calls(self) -> int:
@@ -133,25 +138,31 @@ class SavedOutput(msgspec.Struct, frozen=True):
         return tuple(entry for entry in self.calls if entry.call.run)
 
 
-def accept_output(begun: Begun, plan: StepPlan, done: Completed) -> SavedOutput:
-    """Turn a provider's answer into the events and calls that are saved.
+def accept_output(begun: Begun, plan: StepPlan, done: Completed, truncations: int = 0) -> SavedOutput:
+    """Turn a provider's answer into the events and calls that are saved. `truncations`: cut answers right before it.
 
-    An answer cut by the token limit keeps its text only: a call cut in mid-arguments must never run.
+    An answer that the length limit cut goes on in the next step, unless too many in a row were: then an error says so.
+    None of its calls runs: which of them was cut in mid-arguments cannot be told for sure.
     """
-    drop_calls = done.stop_reason == "max_tokens"
-    calls = () if drop_calls else tuple(authorize(call, number, plan) for number, call in enumerate(done.calls))
+    cut = done.stop_reason == "max_tokens"
+    cuts = truncations + 1 if cut else 0
+    calls = tuple(
+        authorize(call, number, plan) for number, call in enumerate(cut_off(done.calls) if cut else done.calls)
+    )
     by_id = {entry.call.id: entry for entry in calls}
     blocks = [block for raw in done.blocks if (block := _output_block(raw, by_id)) is not None]
     payload = ModelOutputPayload(encode(IdKind.MODEL_CALL, begun.call_id), _stop_reason(done, calls), blocks)
+    goes_on = cuts <= MAX_CONTINUATIONS and (cut or bool(calls))
+    meta = msgspec.structs.replace(_meta(begun, plan), truncations=cuts, continues=goes_on and cut)
     output = NewEvent(
         id=new_uuid(),
         kind="model_output",
         turn_id=begun.turn_id,
         turn_sequence=begun.turn_sequence,
         payload=encode_payload(payload),
-        is_semantic=not calls,
-        meta=encode_payload(_meta(begun, plan)),
-        replay=None if drop_calls else done.replay,
+        is_semantic=not goes_on,
+        meta=encode_payload(meta),
+        replay=None if cut else done.replay,
     )
     events = [output]
     positioned = []
@@ -162,22 +173,39 @@ def accept_output(begun: Begun, plan: StepPlan, done: Completed) -> SavedOutput:
         call = msgspec.structs.replace(entry.call, result_position=len(events))
         positioned.append(msgspec.structs.replace(entry, call=call))
         events.append(_result_event(begun, entry))
-    return SavedOutput(tuple(events), tuple(positioned))
+    if cuts > MAX_CONTINUATIONS:
+        text = f"output_limit_reached: {cuts} answers in a row were cut off, each at the limit of its length"
+        events.append(_error_event(begun, plan, new_uuid(), text))
+    return SavedOutput(tuple(events), tuple(positioned), goes_on)
 
 
-def save_output(claim: Claim, begun: Begun, output: SavedOutput, usage: str, following: Next) -> Advance:
-    """The statement's values for an accepted output and what follows it."""
-    more = bool(output.calls)
+def save_output(
+    claim: Claim, begun: Begun, output: SavedOutput, usage: str, following: Next, attempt: int = 0
+) -> Advance:
+    """The statement's values for an accepted output and what follows it.
+
+    `attempt`: what the attempts of the next call of this turn count from (see `StepPlan.at`).
+    """
     return msgspec.structs.replace(
         advance_for(claim, following),
         close=CloseStep(begun.step_number, "succeeded", following.action, usage=usage),
         events=output.events,
         calls=tuple(entry.call for entry in output.calls),
         asked=tuple(entry.form for entry in output.calls if entry.form is not None),
-        turn_open=more,
+        turn_open=output.goes_on,
         output_position=0,
-        opened=output.open_calls if more else None,
-        attempt=0,
+        opened=output.open_calls if output.calls else None,
+        attempt=attempt if output.goes_on else 0,
+        retry_s=CLEAR_RETRY,
+    )
+
+
+def save_fallback(claim: Claim, begun: Begun, failure: Failed, following: Next, attempt: int) -> Advance:
+    """The statement's values for a failed attempt whose work another model takes over, as attempt number `attempt`."""
+    return msgspec.structs.replace(
+        advance_for(claim, following),
+        close=CloseStep(begun.step_number, "failed", "fallback", error=error_json(failure)),
+        attempt=attempt - 1,
         retry_s=CLEAR_RETRY,
     )
 
@@ -186,18 +214,29 @@ def save_retry(claim: Claim, begun: Begun, failure: Failed, delay_s: float) -> A
     """The statement's values for a failed attempt that is tried again after `delay_s`; the slot is given back."""
     return msgspec.structs.replace(
         advance_for(claim, Next("retry", ready_s=delay_s)),
-        close=CloseStep(begun.step_number, "failed", "retry", error=_error_json(failure)),
+        close=CloseStep(begun.step_number, "failed", "retry", error=error_json(failure)),
         attempt=begun.attempt,
         retry_s=delay_s,
     )
 
 
 def save_failure(claim: Claim, begun: Begun, plan: StepPlan, failure: Failed, following: Next) -> Advance:
-    """The statement's values for a model call that ended for good: the turn is over, the reason is in the log."""
-    payload = ModelOutputPayload(
-        encode(IdKind.MODEL_CALL, begun.call_id), "error", [ErrorBlock(clean_text(failure.message) or failure.kind)]
+    """The statement's values for a call that ended for good: the turn is over, the reason is in the log."""
+    text = clean_text(failure.message) or failure.kind
+    return msgspec.structs.replace(
+        advance_for(claim, following),
+        close=CloseStep(begun.step_number, "failed", following.action, error=error_json(failure)),
+        events=(_error_event(begun, plan, begun.call_id, text),),
+        turn_open=False,
+        output_position=0,
+        attempt=0,
+        retry_s=CLEAR_RETRY,
     )
-    event = NewEvent(
+
+
+def _error_event(begun: Begun, plan: StepPlan, call_id: UUID, text: str) -> NewEvent:
+    payload = ModelOutputPayload(encode(IdKind.MODEL_CALL, call_id), "error", [ErrorBlock(text)])
+    return NewEvent(
         id=new_uuid(),
         kind="model_output",
         turn_id=begun.turn_id,
@@ -205,15 +244,6 @@ def save_failure(claim: Claim, begun: Begun, plan: StepPlan, failure: Failed, fo
         payload=encode_payload(payload),
         is_semantic=True,
         meta=encode_payload(_meta(begun, plan)),
-    )
-    return msgspec.structs.replace(
-        advance_for(claim, following),
-        close=CloseStep(begun.step_number, "failed", following.action, error=_error_json(failure)),
-        events=(event,),
-        turn_open=False,
-        output_position=0,
-        attempt=0,
-        retry_s=CLEAR_RETRY,
     )
 
 
@@ -227,7 +257,8 @@ def _output_block(raw: object, calls: dict[UUID, AuthorizedCall]) -> OutputBlock
 
 
 def _stop_reason(done: Completed, calls: tuple[AuthorizedCall, ...]) -> StopReason:
-    return "tool_use" if calls else "end_turn" if done.stop_reason == "tool_use" else done.stop_reason
+    told = "tool_use" if calls else "end_turn" if done.stop_reason == "tool_use" else done.stop_reason
+    return "max_tokens" if done.stop_reason == "max_tokens" else told
 
 
 def _meta(begun: Begun, plan: StepPlan) -> EventMeta:
@@ -249,7 +280,8 @@ def _result_event(begun: Begun, entry: AuthorizedCall) -> NewEvent:
     )
 
 
-def _error_json(failure: Failed) -> str:
+def error_json(failure: Failed) -> str:
+    """What the journal says about a failed attempt."""
     return msgspec.json.encode(
         {
             "kind": failure.kind,

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Final
+from operator import is_
+from typing import Final
 from uuid import UUID
 
 import msgspec
 
+from omnara.domain.compaction import ModelRoom
 from omnara.domain.config import BuiltInTool, Definition
-from omnara.engine.catalog import ModelCatalog, ResolvedConfig
+from omnara.domain.context_size import text_bytes, tokens
+from omnara.engine.catalog import ModelCatalog, ResolvedConfig, ResolvedModel
 from omnara.errors import NotFound
+from omnara.ids import IdKind, decode
+from omnara.log import get_logger
 from omnara.providers.protocol import ModelTarget, ToolSpec
 from omnara.tools.protocol import Effect, PermissionSelection, Tool
 from omnara.tools.registry import BUILT_IN
 from omnara.vault import SecretUnreadable
+
+log = get_logger(__name__)
 
 MAX_PLANS: Final = 10_000
 
@@ -30,9 +37,18 @@ class ToolPolicy(msgspec.Struct, frozen=True):
     mode: str
 
 
+class ModelOption(msgspec.Struct, frozen=True):
+    """A model that takes over when those before it in the list have failed."""
+
+    revision_id: UUID
+    target: ModelTarget
+    secrets: tuple[str, ...]
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """A config and a model revision, ready for steps. `secrets` names the secrets that a call uses, for the journal.
 
+    `fixed_tokens` is an estimate of what instructions and tools take of each request. `fallbacks` are in their order.
     With a `problem` (the model was revoked, its key is gone) a model step ends at once, with that text in the log.
     """
 
@@ -44,6 +60,24 @@ class StepPlan(msgspec.Struct, frozen=True):
     policies: Mapping[str, ToolPolicy]
     secrets: tuple[str, ...] = ()
     problem: str | None = None
+    fixed_tokens: int = 0
+    fallbacks: tuple[ModelOption, ...] = ()
+
+    @property
+    def room(self) -> ModelRoom:
+        """How much the model takes, and how much of that instructions and tools take."""
+        target = self.target
+        return ModelRoom(target.context_window_tokens, target.max_output_tokens, self.fixed_tokens)
+
+    def at(self, attempt: int, per_model: int) -> StepPlan:
+        """The plan of an attempt: each model has `per_model` attempts, then the next one of the list has its own."""
+        index = min((attempt - 1) // per_model, len(self.fallbacks))
+        if index <= 0:
+            return self
+        option = self.fallbacks[index - 1]
+        return msgspec.structs.replace(
+            self, target=option.target, revision_id=option.revision_id, secrets=option.secrets
+        )
 
 
 class PlanSource:
@@ -51,7 +85,7 @@ class PlanSource:
 
     def __init__(self, models: ModelCatalog) -> None:
         self._models = models
-        self._plans: OrderedDict[UUID, tuple[Any, StepPlan]] = OrderedDict()
+        self._plans: OrderedDict[UUID, tuple[tuple[ResolvedModel, ...], StepPlan]] = OrderedDict()
 
     async def get(self, config_id: UUID) -> StepPlan:
         """Return the plan of a config; what it says about the model is at most a second old.
@@ -65,31 +99,48 @@ class PlanSource:
             return _unusable(config, "the model of this agent is no longer available to its project")
         except SecretUnreadable:
             return _unusable(config, "the key of this agent's model provider cannot be read")
+        models = (resolved, *await self._fallbacks(config))
         known = self._plans.get(config_id)
-        if known is not None and known[0] is resolved:
+        if known is not None and len(known[0]) == len(models) and all(map(is_, known[0], models)):
             return known[1]
-        target = self._models.target(resolved, config.definition)
-        plan = _plan(config, target, resolved.row.revision_id, resolved.secret_names)
-        self._plans[config_id] = (resolved, plan)
+        first, *others = (self._option(model, config.definition) for model in models)
+        plan = _plan(config, first, tuple(others))
+        self._plans[config_id] = (models, plan)
         self._plans.move_to_end(config_id)
         while len(self._plans) > MAX_PLANS:
             self._plans.popitem(last=False)
         return plan
 
+    async def _fallbacks(self, config: ResolvedConfig) -> list[ResolvedModel]:
+        """The further models that can be used now: one that was revoked, or whose key is gone, is passed over."""
+        models = []
+        for public_id in config.definition.model.fallback_model_ids:
+            try:
+                models.append(await self._models.resolve(decode(IdKind.CONFIGURED_MODEL, public_id), config.project_id))
+            except (NotFound, SecretUnreadable) as error:
+                log.warning("fallback_model_unusable", model=public_id, config_id=str(config.id), error=str(error))
+        return models
 
-def _plan(config: ResolvedConfig, target: ModelTarget, revision_id: UUID, secrets: tuple[str, ...]) -> StepPlan:
+    def _option(self, model: ResolvedModel, definition: Definition) -> ModelOption:
+        return ModelOption(model.row.revision_id, self._models.target(model, definition), model.secret_names)
+
+
+def _plan(config: ResolvedConfig, first: ModelOption, others: tuple[ModelOption, ...]) -> StepPlan:
     policies = policies_of(config.definition)
+    tools = tuple(
+        ToolSpec(policy.tool.name, policy.tool.description, dict(policy.tool.input_schema))
+        for policy in policies.values()
+    )
     return StepPlan(
         config_id=config.id,
-        revision_id=revision_id,
-        target=target,
+        revision_id=first.revision_id,
+        target=first.target,
         system=config.definition.instruction,
-        tools=tuple(
-            ToolSpec(policy.tool.name, policy.tool.description, dict(policy.tool.input_schema))
-            for policy in policies.values()
-        ),
+        tools=tools,
         policies=policies,
-        secrets=secrets,
+        secrets=first.secrets,
+        fixed_tokens=tokens(text_bytes(config.definition.instruction) + len(msgspec.json.encode(tools))),
+        fallbacks=others,
     )
 
 

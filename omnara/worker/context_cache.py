@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
 from uuid import UUID
 
+from omnara.db.compaction import last_checkpoint
 from omnara.db.connection import Connection
 from omnara.db.snapshot import EVENT_PAGE, decode_event, read_events
 from omnara.domain.claim import Claim
@@ -18,6 +21,9 @@ from omnara.domain.context import ContextState
 from omnara.domain.events import DamagedEvent, Event
 from omnara.providers.rendered import RenderedHistory
 from omnara.tools.registry import SHOWN_CHARS
+
+LONG_LOG: Final = 200
+"""Events that are read without looking for a checkpoint first: fewer are not worth the question."""
 
 
 class DamagedLog(Exception):
@@ -31,7 +37,7 @@ class DamagedLog(Exception):
 class CachedContext:
     """One agent's conversation up to `context.sequence`, its rendered bytes, and the id of its last event."""
 
-    __slots__ = ("context", "history", "history_version", "last_id", "void")
+    __slots__ = ("_head", "context", "history", "history_version", "last_id", "void")
 
     def __init__(self, claim: Claim) -> None:
         # The fold takes ranges with both ends included, the hot row half-open ones.
@@ -40,6 +46,7 @@ class CachedContext:
         self.history = RenderedHistory()
         self.history_version = claim.history_version
         self.last_id: UUID | None = None
+        self._head = claim.next_sequence - 1
 
     @property
     def sequence(self) -> int:
@@ -74,8 +81,31 @@ class CachedContext:
 
     @property
     def next_read(self) -> int:
-        """Where the log is to be read from: the last known event inclusive, to see whether it still is the one."""
-        return max(self.context.sequence, 1)
+        """Where the log is to be read from: the last known event inclusive, to see whether it still is the one.
+
+        Of a long log that is not known at all, nothing: `caught_up` looks for a checkpoint to start at first.
+        """
+        if self.last_id is None and self.context.sequence == 0 and self._head > LONG_LOG:
+            return self._head + 1
+        return self._start
+
+    @property
+    def _start(self) -> int:
+        return self.context.sequence + (self.last_id is None)
+
+    async def start_at_checkpoint(self, connection: Connection, agent_id: UUID, head: int) -> None:
+        """Begin an empty entry with the newest checkpoint up to `head` that is valid, if the log is long and has one.
+
+        A damaged one is left to the reading of the whole log, which says so.
+        """
+        if self.last_id is not None or self.context.sequence or head <= LONG_LOG:
+            return
+        while (row := await last_checkpoint(connection, agent_id, head)) is not None:
+            if not self._is_void(row[0]):
+                with suppress(DamagedEvent):
+                    self.context.start_after(decode_event(row))
+                return
+            head = row[0] - 1
 
     async def catch_up(self, connection: Connection, agent_id: UUID, head: int) -> bool:
         """Read the log from the last known event on, up to `head` and no further. False when the entry is stale.
@@ -85,7 +115,7 @@ class CachedContext:
         """
         damaged: list[DamagedEvent] = []
         while self.context.sequence < head or self.last_id is not None:
-            start = self.next_read
+            start = self._start
             limit = min(EVENT_PAGE, head - start + 1)
             rows = await read_events(connection, agent_id, start, limit) if limit > 0 else []
             rows = [row for row in rows if row[0] <= head]  # where rows are missing, others came in their place
@@ -131,8 +161,10 @@ async def caught_up(connection: Connection, claim: Claim, entry: CachedContext, 
 
     Raises DamagedLog; RuntimeError when the log does not end where the step says, which is a fault of ours.
     """
+    await entry.start_at_checkpoint(connection, claim.agent_id, frontier)
     if not await entry.catch_up(connection, claim.agent_id, frontier):
         entry = CachedContext(claim)
+        await entry.start_at_checkpoint(connection, claim.agent_id, frontier)
         await entry.catch_up(connection, claim.agent_id, frontier)
     if entry.sequence != frontier:
         raise RuntimeError(f"the log reaches {entry.sequence}, the step may see {frontier}")

@@ -7,62 +7,62 @@ Source: DESIGN §3 "Three verbs", §4; engine.md §3.2, §4.
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import aclosing
 from typing import assert_never
 
 import msgspec
 
 from omnara import probes
-from omnara.clock import monotonic
-from omnara.db.failures import DatabaseUnavailable
-from omnara.domain.advance import Advance, Advanced
+from omnara.db.compaction import is_due
 from omnara.domain.claim import Claim
-from omnara.domain.step import CallModel, Idle, Park, RunTools, Situation, Waiting, WaitingInput, decide
+from omnara.domain.compaction import plan_compaction
+from omnara.domain.context import ContextState
+from omnara.domain.step import CallModel, Idle, Park, RunTools, Situation, Waiting, decide
+from omnara.engine.compaction import (
+    Summary,
+    begin_compaction,
+    cannot_be_compacted,
+    save_checkpoint,
+    save_handoff,
+    save_reduction,
+    too_long,
+)
 from omnara.engine.model_step import (
     Begun,
     Next,
     SavedOutput,
     accept_output,
     advance_for,
-    begin_model,
     begin_tools,
     save_failure,
+    save_fallback,
     save_output,
     save_retry,
 )
 from omnara.engine.plan import StepPlan
 from omnara.engine.recovery import quarantine
 from omnara.engine.tool_step import Finished, RunningCall, ToolsBegun, mark_running, run_calls, save_results
-from omnara.log import get_logger, note
+from omnara.log import get_logger
 from omnara.providers.protocol import Completed, Failed
 from omnara.providers.replay import DamagedReplay
 from omnara.tools.protocol import failed as failed_result
 from omnara.worker.context_cache import DamagedLog
 from omnara.worker.host import RunHost
-from omnara.worker.memory import Memory
-from omnara.worker.model_call import call_model, next_delay
+from omnara.worker.kept_claim import KeptClaim
+from omnara.worker.model_call import GiveUp, Later, OtherModel, Shorten, after_failure, call_model
 from omnara.worker.saver import DataRefused
 from omnara.worker.situation import read_situation, told_situation
-from omnara.worker.tell import tell_saved
+from omnara.worker.summary import Fruitless, summarise
 
 log = get_logger(__name__)
 
 
-class AgentRun:
+class AgentRun(KeptClaim):
     """Runs one claim until it is given back or lost. `run` may be cancelled at any point: the fence keeps order."""
 
     def __init__(self, host: RunHost, claim: Claim) -> None:
-        self.claim = claim
-        self._host = host
-        self._deps = host.deps
-        self._queue: deque[WaitingInput] = deque()
-        self._steering: tuple[WaitingInput, ...] = ()
-        self._more_queued = False
-        self._open_calls = claim.open_calls
-        self._plan: StepPlan | None = None
-        self._memory = Memory(host, claim)
-        self._started = 0.0
+        super().__init__(host, claim)
+        self._reductions = 0
         self.running: Begun | ToolsBegun | None = None
         self.effects = 0
         """Calls that run at this moment; a finished one whose result waits for its save is not among them."""
@@ -72,10 +72,12 @@ class AgentRun:
         try:
             self.running = await self._begin_first()
             while self.running is not None:
-                if isinstance(self.running, Begun):
-                    self.running = await self._model_step(self.running)
-                else:
+                if isinstance(self.running, ToolsBegun):
                     self.running = await self._tools_step(self.running)
+                elif self.running.kind == "compaction":
+                    self.running = await self._compaction_step(self.running)
+                else:
+                    self.running = await self._model_step(self.running)
                 self.claim.steps_done += 1
                 if self.claim.deaths:
                     self._host.cleared(self.claim)
@@ -108,7 +110,7 @@ class AgentRun:
     async def _carry_out(self, situation: Situation) -> Begun | ToolsBegun | None:
         decision = decide(situation)
         if isinstance(decision, CallModel):
-            return await self._advance(self._model_next(await self._get_plan(), decision.admit, decision.attempt))
+            return await self._advance(await self._due(decision))
         if isinstance(decision, RunTools):
             following = Next("tools", begin_tools(self.claim, await self._get_plan()))
             item = mark_running(advance_for(self.claim, following), [call.id for call in decision.calls])
@@ -120,34 +122,29 @@ class AgentRun:
             return await self._advance(Next("wait"))
         assert_never(decision)
 
-    async def _get_plan(self) -> StepPlan:
-        if self._plan is None or self._plan.config_id != self.claim.config_id:
-            self._plan = await self._host.plans.get(self.claim.config_id)
-        return self._plan
-
-    async def _upcoming(self, plan: StepPlan) -> StepPlan:
-        """The plan of the step that follows: revisions, grants and keys apply to the next call of a kept claim too.
-
-        Without the database the step that is over must still be saved, so it goes on with what it has.
-        """
-        try:
-            self._plan = await self._host.plans.get(self.claim.config_id)
-        except DatabaseUnavailable:
-            return plan
-        return self._plan
-
-    def _model_next(self, plan: StepPlan, admit: tuple[WaitingInput, ...], attempt: int) -> Next:
-        return Next("model", begin_model(self.claim, plan, admit, attempt))
+    async def _due(self, decision: CallModel) -> Next:
+        plan = await self._get_plan()
+        if decision.attempt > 1 and not decision.admit:
+            async with self._host.reading() as connection:
+                due = await is_due(connection, self.claim.agent_id, self.claim.step_number)
+            if due:  # not the model call that it was made for, which would only be refused again
+                return self._compaction_next(plan, decision.attempt)
+        return self._model_next(plan, decision.admit, decision.attempt)
 
     # --- steps --------------------------------------------------------------------------------------------
 
     async def _model_step(self, begun: Begun) -> Begun | ToolsBegun | None:
-        plan = await self._get_plan()
+        plan = self._at(await self._get_plan(), begun.attempt)
         entry = await self._memory.up_to(begun.frontier)
+        context = entry.context
+        if plan.problem is None and not plan.room.fits(context):
+            return await self._shorten(begun, plan, context, too_long(plan, plan.room.needs(context)))
         probes.hit("model_begun", agent_id=self.claim.agent_id, attempt=begun.attempt)
         try:
             outcome = await call_model(self._deps, self.claim.agent_id, begun, plan, entry)
-            output = accept_output(begun, plan, outcome) if isinstance(outcome, Completed) else None
+            output = None
+            if isinstance(outcome, Completed):
+                output = accept_output(begun, plan, outcome, context.truncations)
         except DamagedReplay as damage:
             raise DamagedLog([damage.sequence], str(damage)) from damage
         except Exception:  # a fault of ours spends an attempt: it must not spin, with a paid call each time
@@ -157,7 +154,7 @@ class AgentRun:
         if isinstance(outcome, Completed) and output is not None:
             return await self._save_output(begun, plan, output, outcome)
         assert isinstance(outcome, Failed), "what is completed has an output"
-        return await self._save_failed(begun, plan, outcome)
+        return await self._save_failed(begun, plan, outcome, context)
 
     async def _save_output(
         self, begun: Begun, plan: StepPlan, output: SavedOutput, done: Completed
@@ -169,11 +166,11 @@ class AgentRun:
             following = Next("tools", begin_tools(self.claim, upcoming))
         elif output.open_calls:
             following = Next("wait")
-        elif output.calls:
-            following = self._model_next(upcoming, self._steering, 1)
+        elif output.goes_on:
+            following = self._model_next(upcoming, self._steering)
         else:
             following = self._after_turn(upcoming)
-        item = save_output(self.claim, begun, output, usage, self._yielding(following))
+        item = save_output(self.claim, begun, output, usage, self._yielding(following), self._spent)
         probes.hit("saving", agent_id=self.claim.agent_id, kind="model")
         calls = tuple(RunningCall(entry.call.id, entry.call.name, entry.input) for entry in output.runnable)
         try:
@@ -184,20 +181,78 @@ class AgentRun:
                 save_failure(self.claim, begun, plan, failure, self._after_turn(plan)), kind="model"
             )
 
-    async def _save_failed(self, begun: Begun, plan: StepPlan, failure: Failed) -> Begun | ToolsBegun | None:
-        delay_s = next_delay(self._deps.settings, failure, begun)
-        if delay_s is not None:
-            return await self._save(save_retry(self.claim, begun, failure, delay_s), kind="model", outcome="retry")
-        following = self._yielding(self._after_turn(await self._upcoming(plan)))
-        return await self._save(
-            save_failure(self.claim, begun, plan, failure, following), kind="model", outcome="failed"
-        )
+    async def _save_failed(
+        self, begun: Begun, plan: StepPlan, failure: Failed, context: ContextState
+    ) -> Begun | ToolsBegun | None:
+        after = after_failure(self._deps.settings, failure, begun, 1 + len(plan.fallbacks))
+        if isinstance(after, Later):
+            retry = save_retry(self.claim, begun, failure, after.delay_s)
+            return await self._save(retry, kind=begun.kind, outcome="retry")
+        if isinstance(after, OtherModel):
+            log.warning("model_replaced", model=plan.target.slug, error=failure.kind, attempt=after.attempt)
+            upcoming = await self._upcoming(plan)
+            compacts = begun.kind == "compaction"
+            make = self._compaction_next if compacts else self._model_call_next
+            following = self._yielding(make(upcoming, after.attempt))
+            item = save_fallback(self.claim, begun, failure, following, after.attempt)
+            return await self._save(item, kind=begun.kind, outcome="fallback")
+        if isinstance(after, Shorten) and begun.kind == "model":
+            return await self._shorten(begun, plan, context, failure)
+        if isinstance(after, Shorten | GiveUp):
+            return await self._end_turn(begun, plan, failure)
+        assert_never(after)
 
-    def _after_turn(self, plan: StepPlan) -> Next:
-        """The turn is over: the next queued input that is known of opens the next one."""
-        if self._queue:
-            return self._model_next(plan, (self._queue[0],), 1)
-        return Next("idle", ready_s=0.0 if self._more_queued else None)
+    def _model_call_next(self, plan: StepPlan, attempt: int) -> Next:
+        return self._model_next(plan, (), attempt)
+
+    async def _end_turn(self, begun: Begun, plan: StepPlan, failure: Failed) -> Begun | ToolsBegun | None:
+        following = self._yielding(self._after_turn(await self._upcoming(plan)))
+        item = save_failure(self.claim, begun, plan, failure, following)
+        return await self._save(item, kind=begun.kind, outcome="failed")
+
+    # --- compaction ---------------------------------------------------------------------------------------
+
+    def _compaction_next(self, plan: StepPlan, attempt: int) -> Next:
+        return Next("compact", begin_compaction(self.claim, self._at(plan, attempt), attempt))
+
+    async def _shorten(
+        self, begun: Begun, plan: StepPlan, context: ContextState, failure: Failed
+    ) -> Begun | ToolsBegun | None:
+        """The conversation is too long for a model call: a compaction takes its place, or the turn ends."""
+        if plan_compaction(context, plan.room) is None:
+            return await self._end_turn(begun, plan, cannot_be_compacted(plan, plan.room.needs(context)))
+        self._reductions = 0
+        # Kept even when others wait: whoever claims next would ask the model first, and be refused again.
+        following = self._compaction_next(await self._upcoming(plan), begun.attempt)
+        return await self._save(save_handoff(self.claim, begun, failure, following), kind="model", outcome="compact")
+
+    async def _compaction_step(self, begun: Begun) -> Begun | ToolsBegun | None:
+        plan = self._at(await self._get_plan(), begun.attempt)
+        context = (await self._memory.up_to(begun.frontier)).context
+        probes.hit("compaction_begun", agent_id=self.claim.agent_id, attempt=begun.attempt)
+        outcome: Summary | Fruitless | Failed
+        if plan.problem is not None:
+            outcome = Failed(kind="invalid_request", message=plan.problem)
+        else:
+            try:
+                outcome = await summarise(self._deps, plan, context, self._reductions)
+            except Exception:  # a fault of ours spends an attempt, as in a model step
+                log.exception("compaction_step_fault")
+                outcome = Failed(kind="unknown", message="the server failed at this call; its log says how")
+        self._host.counters.attempt(outcome.kind if isinstance(outcome, Failed) else "none")
+        if isinstance(outcome, Failed):
+            return await self._save_failed(begun, plan, outcome, context)
+        upcoming = await self._upcoming(plan)
+        if isinstance(outcome, Fruitless):
+            self._reductions += 1
+            following = self._compaction_next(upcoming, begun.attempt)  # kept: only this run knows how often
+            item = save_reduction(self.claim, begun, outcome.reason, outcome.usage, following)
+            return await self._save(item, kind="compaction", outcome="reduced")
+        probes.hit("saving", agent_id=self.claim.agent_id, kind="compaction")
+        following = self._yielding(self._model_next(upcoming, self._steering))
+        return await self._save(
+            save_checkpoint(self.claim, begun, context, outcome, following, self._spent), kind="compaction"
+        )
 
     async def _tools_step(self, begun: ToolsBegun) -> Begun | ToolsBegun | None:
         plan = await self._get_plan()
@@ -213,7 +268,7 @@ class AgentRun:
                         return None
                     continue
                 upcoming = await self._upcoming(plan)
-                following = Next("wait") if self._open_calls else self._model_next(upcoming, self._steering, 1)
+                following = Next("wait") if self._open_calls else self._model_next(upcoming, self._steering)
                 return await self._save_finished(begun, finished, self._yielding(following))
         raise AssertionError("a tools step has at least one call")
 
@@ -228,67 +283,3 @@ class AgentRun:
             result = failed_result("The result of the tool cannot be stored.", "unstorable_result")
             plain = [Finished(entry.call, result) for entry in finished]
             return await self._save(save_results(self.claim, begun, plain, following), kind="tools", held=begun)
-
-    # --- saving -------------------------------------------------------------------------------------------
-
-    def _yielding(self, following: Next) -> Next:
-        """Give the claim back instead of beginning, when others wait or the worker drains."""
-        if following.begin is None or not self._host.must_yield(self.claim):
-            return following
-        return Next(following.action, ready_s=0.0)
-
-    async def _advance(self, following: Next) -> Begun | ToolsBegun | None:
-        return await self._save(advance_for(self.claim, following))
-
-    async def _save(
-        self,
-        item: Advance,
-        calls: tuple[RunningCall, ...] = (),
-        *,
-        kind: str | None = None,
-        outcome: str = "saved",
-        held: ToolsBegun | None = None,
-    ) -> Begun | ToolsBegun | None:
-        """Save, tell everybody, return the step that has begun (or goes on); None when the claim is no longer ours."""
-        done = await self._host.saver.save(item)
-        if not isinstance(done, Advanced):
-            log.info("claim_lost")
-            if kind is not None:
-                self._host.counters.step(kind, "lost")
-            return None
-        self._count(item, kind, outcome)
-        self.claim.follow(done)
-        events = tell_saved(self._deps, item, done)
-        self._memory.fold(events)
-        if item.mode == "hold":
-            return held if done.kept else None
-        if not done.begun:
-            self._host.released(self.claim, ready=done.ready and not item.ready_s, ready_s=item.ready_s)
-            return None
-        return self._opened(item, done, calls)
-
-    def _count(self, item: Advance, kind: str | None, outcome: str) -> None:
-        now = monotonic()
-        if kind is not None:
-            self._host.counters.step(kind, outcome)
-            if item.close is not None:
-                self._host.counters.took(kind, now - self._started)
-        if item.mode != "hold":
-            self._started = now
-
-    def _opened(self, item: Advance, done: Advanced, calls: tuple[RunningCall, ...]) -> Begun | ToolsBegun:
-        begin = item.begin
-        assert begin is not None, "only a begin begins"
-        note(step=done.step_number)
-        log.debug("step_begun", kind=begin.kind, attempt=begin.attempt)
-        assert done.turn_id is not None, "a step belongs to a turn"
-        if begin.kind == "tools":
-            return ToolsBegun(done.turn_id, done.turn_sequence, done.step_number, calls)
-        assert begin.call_id is not None, "a model step has a call id"
-        admitted = {entry.input_id for entry in begin.admit}
-        while self._queue and self._queue[0].id in admitted:
-            self._queue.popleft()
-        self._steering = tuple(item for item in self._steering if item.id not in admitted)
-        return Begun(
-            begin.call_id, done.turn_id, done.turn_sequence, done.step_number, begin.attempt, done.next_sequence - 1
-        )

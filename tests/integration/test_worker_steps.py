@@ -229,21 +229,6 @@ async def test_a_call_with_unusable_arguments_fails_and_never_runs(database: str
     assert (result["outcome"], result["content_blocks"][0]["value"]["error_code"]) == ("failed", "malformed")
 
 
-async def test_an_answer_cut_by_the_limit_keeps_its_text_and_no_call(database: str) -> None:
-    def script(call: ModelCall) -> Outcome:
-        call_id, public = call.new_call_id()
-        return Completed("max_tokens", (TextBlock("half"), RequestedCall(call_id, public, "p", "look", {})))
-
-    async with engine_on(database, script) as engine:
-        [agent] = await engine.add_agents()
-        await engine.start()
-        await engine.say(agent)
-        await engine.until_idle(agent)
-        events = await engine.events(agent)
-        assert events[-1][2]["stop_reason"] == "max_tokens"
-        assert [block["type"] for block in events[-1][2]["content_blocks"]] == ["text"]
-
-
 async def test_bad_characters_are_stored_as_replacements(database: str) -> None:
     async def look(_call: ToolCallRequest) -> ToolResult:
         return succeeded(TextBlock("a\x00b\ud83d"))
