@@ -117,6 +117,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float, Spec("OMNARA_REQUEST_BODY_TIMEOUT", "Limit for a body, and a second more for each 64 KiB", 0.05, 3600)
     ] = 30.0
 
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Spec(
+            "OMNARA_CORS_ORIGINS",
+            "Origins, `https://app.example.com`, whose web pages may call the API from a browser; `*` for all",
+        ),
+    ] = ()
+
     # Worker
     worker_capacity: Annotated[
         int, Spec("OMNARA_WORKER_CAPACITY", "Agents that run at once in this process", 1, 100_000)

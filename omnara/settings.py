@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from omnara.errors import ConfigurationError
@@ -19,6 +20,9 @@ __all__ = ["Address", "Role", "Settings", "Spec", "child_environment", "load", "
 
 _DEFAULTS: Final = Settings()
 _HEADER_KEYS: Final = frozenset({"anthropic_api_key", "openai_api_key", "api_key"})
+_ORIGIN: Final = re.compile(
+    r"(?!http://[^/]*:80$)(?!https://[^/]*:443$)[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+)
 _IGNORED_PREFIX: Final = "OMNARA_TEST_"
 """Variables of the test suite, which a server started by a test inherits."""
 
@@ -43,6 +47,7 @@ def load(environ: Mapping[str, str] | None = None, *, overrides: Mapping[str, st
     settings = Settings(**values)
     problems.extend(_unsendable(settings))
     problems.extend(_contradictions(settings))
+    problems.extend(_origins(settings.cors_origins))
     if problems:
         raise ConfigurationError("; ".join(problems))
     return settings
@@ -54,6 +59,16 @@ def _unsendable(settings: Settings) -> Iterator[str]:
         key = getattr(settings, name) if name in _HEADER_KEYS else None
         if key and not all("!" <= character <= "~" for character in key):
             yield f"{spec.env} must be printable ASCII without blanks or line breaks"
+
+
+def _origins(origins: Sequence[str]) -> Iterator[str]:
+    """Origins that no browser would ever send, so that their pages would be refused without a word."""
+    sound = all(_ORIGIN.fullmatch(origin) is not None for origin in origins if origin != "*")
+    if not sound or ("*" in origins and len(origins) > 1):
+        yield (
+            "OMNARA_CORS_ORIGINS must be * or a list of origins as browsers send them, such as "
+            "https://app.example.com or http://localhost:3000: lower case, no path, no default port"
+        )
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
-from omnara.api import openapi
+from omnara.api import cors, openapi
 from omnara.api.auth import Authenticator
 from omnara.api.connection import ApiRunner
 from omnara.api.context import CONTEXT, ApiContext
@@ -46,6 +46,7 @@ def build_app(deps: Deps, hub: StreamHub) -> web.Application:
         app.router.add_route(route.method, route.path, endpoint(route))
     app.router.add_route("GET", "/healthz", alive)
     app.router.add_route("GET", "/api/openapi.yaml", _document)
+    cors.install(app, deps.settings.cors_origins)
     return app
 
 
