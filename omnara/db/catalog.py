@@ -25,7 +25,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     supports_reasoning: bool = False
     default_reasoning_effort: str = ""
     supported_reasoning_efforts: tuple[str, ...] = ()
-    input_modalities: tuple[str, ...] = ("text",)
+    input_modalities: tuple[str, ...] = ()
     output_modalities: tuple[str, ...] = ("text",)
 
 

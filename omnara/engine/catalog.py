@@ -141,6 +141,7 @@ class ModelCatalog:
             max_output_tokens=limits.request_max_output_tokens,
             supports_tools=row.supports_tools,
             supports_reasoning=row.supports_reasoning,
+            input_modalities=tuple(row.input_modalities),
             reasoning_effort=limits.reasoning_effort,
             cache_retention=_RETENTIONS[limits.cache_retention],
             temperature=definition.temperature,

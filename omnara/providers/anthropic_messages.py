@@ -58,7 +58,8 @@ class AnthropicMessages:
         renderer = MessagesRenderer(call.target)
         settled, open_side = call.history.render(call.context, renderer, renderer.key)
         start = head(call, led=call.history.led_by_reasoning)
-        return b"".join((start, b'"messages":[', settled, b"," if settled else b"", open_side, b"]}"))
+        body = b"".join((start, b'"messages":[', settled, b"," if settled else b"", open_side, b"]}"))
+        return renderer.with_media(body, call.media) if call.context.media else body
 
     def assembler(self, call: ModelCall, output: OutputBuilder) -> Assembler:
         """See `Wire.assembler`."""

@@ -8,15 +8,17 @@ Source: DESIGN §5, §6 of engine.md (layout); field-reports B01, B02, B04.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from omnara.domain.content import TextBlock
-from omnara.domain.context import AssistantMessage, Message, ToolResultsMessage, UserMessage
+from omnara.domain.content import MediaPart, Part, TextBlock
+from omnara.domain.context import AnsweredCall, AssistantMessage, Message, ToolResultsMessage, UserMessage
 from omnara.domain.events import EventMeta
 from omnara.domain.text import is_blank
+from omnara.providers.anthropic_media import parts_of
+from omnara.providers.media import ModelFile, fill, mark_last, slot
 from omnara.providers.names import is_sendable_id, offered_schema, sent_name
 from omnara.providers.protocol import CacheRetention, ModelCall, ModelTarget
 from omnara.providers.replay import Replay
@@ -105,23 +107,18 @@ class MessagesRenderer:
     def group(self, messages: Sequence[Message], ids: dict[str, str], *, marked: bool) -> bytes:
         """See `Renderer.group`. One user message: roles alternate, and results come first in it."""
         blocks: list[bytes] = []
+        said: list[bytes] = []
         for message in messages:
             if isinstance(message, ToolResultsMessage):
-                blocks.extend(
-                    _encode(
-                        {
-                            "type": "tool_result",
-                            "tool_use_id": ids[result.tool_call_id],
-                            "content": result.text,
-                            **({"is_error": True} if result.failed else {}),
-                        }
-                    )
-                    for result in message.results
-                )
+                blocks.extend(_result(result, ids[result.tool_call_id]) for result in message.results)
+                # A failed result may have text only, and results come before all else: its files follow them.
+                failed = (result for result in message.results if result.failed)
+                said += [slot(media.artifact_id) for result in failed for media in result.media]
             elif isinstance(message, UserMessage):
-                blocks.extend(_text(text) for text in message.texts)
+                said += [_part(part) for part in message.parts]
+        blocks += said
         if marked and self._mark:
-            blocks[-1] = blocks[-1][:-1] + self._mark + b"}"
+            blocks[-1] = mark_last(blocks[-1], self._mark)
         return b'{"role":"user","content":[' + b",".join(blocks) + b"]}"
 
     def assistant(self, message: AssistantMessage, replay: Replay | None, ids: dict[str, str]) -> bytes:
@@ -143,6 +140,24 @@ class MessagesRenderer:
                 for block in message.blocks
             ]
         return b'{"role":"assistant","content":[' + b",".join(blocks) + b"]}"
+
+    def with_media(self, body: bytes, media: Mapping[str, ModelFile]) -> bytes:
+        """Fill the slots of a body with the files that this request has."""
+        return fill(body, media, parts_of, self._mark)
+
+
+def _result(result: AnsweredCall, call_id: str) -> bytes:
+    value = {"type": "tool_result", "tool_use_id": call_id}
+    if result.failed:
+        return _encode({**value, "content": result.text, "is_error": True})
+    if not result.media:
+        return _encode({**value, "content": result.text})
+    parts = [_text(result.text), *(slot(media.artifact_id) for media in result.media)]
+    return _encode(value)[:-1] + b',"content":[' + b",".join(parts) + b"]}"
+
+
+def _part(part: Part) -> bytes:
+    return slot(part.artifact_id) if isinstance(part, MediaPart) else _text(part)
 
 
 def _text(text: str) -> bytes:

@@ -55,20 +55,34 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestLimits(msgspec.Struct, frozen=True):
-    """What a format's endpoints take in one request: bytes before base64, pixels of the longer side, pictures."""
+    """What a format's endpoints take in one request: bytes before base64, pixels of the longer side, pictures.
+
+    `documents`: types of files, beside pictures and texts, that can be sent as they are.
+    """
 
     total_bytes: int = 24 * 1024 * 1024
     image_bytes: int = 10 * 1024 * 1024
     document_bytes: int = 10 * 1024 * 1024
     image_side: int = 8000
     images: int = 50
+    documents: frozenset[str] = frozenset({"application/pdf"})
 
 
+_PDF: Final = "application/pdf"
+_OFFICE: Final = "application/vnd.openxmlformats-officedocument."
+_COMMON: Final = RequestLimits()
 _LIMITS: Final = {
     # 32 MB of request, 5 MB of base64 for a picture; above 20 pictures a longer side of 2000 px would be the limit.
     "anthropic_messages": RequestLimits(total_bytes=20 * 1024 * 1024, image_bytes=3932160, images=20),
-}
-_COMMON: Final = RequestLimits()
+    "openai_responses": RequestLimits(
+        documents=frozenset({
+            _PDF,
+            _OFFICE + "wordprocessingml.document",
+            _OFFICE + "presentationml.presentation",
+            _OFFICE + "spreadsheetml.sheet",
+        })
+    ),
+}  # fmt: skip
 
 
 def limits_of(api_format: str) -> RequestLimits:
@@ -76,9 +90,16 @@ def limits_of(api_format: str) -> RequestLimits:
     return _LIMITS.get(api_format, _COMMON)
 
 
-def slot(artifact_id: str, *, marked: bool = False) -> bytes:
-    """The place of a file among content parts; with `marked` its last part carries the cache mark."""
-    return _SLOT_BYTE + (b"+" if marked else b"") + artifact_id.encode() + _SLOT_BYTE
+def slot(artifact_id: str) -> bytes:
+    """The place of a file among content parts."""
+    return _SLOT_BYTE + artifact_id.encode() + _SLOT_BYTE
+
+
+def mark_last(part: bytes, mark: bytes) -> bytes:
+    """Add a member, with its comma, to a content part; for a slot the last of its parts will carry it."""
+    if part.startswith(_SLOT_BYTE):
+        return _SLOT_BYTE + b"+" + part[1:]
+    return part[:-1] + mark + b"}"
 
 
 def fill(
@@ -92,7 +113,7 @@ def fill(
         artifact_id = match.group(2).decode()
         found = parts(files.get(artifact_id) or ModelFile(artifact_id=artifact_id, note="Its content is not shown."))
         if match.group(1) and mark:
-            found[-1] = found[-1][:-1] + mark + b"}"
+            found[-1] = mark_last(found[-1], mark)
         return b",".join(found)
 
     return _SLOT.sub(filled, body)

@@ -16,6 +16,8 @@ import msgspec
 from omnara.domain.stream import ModelStopReason, ModelUsage
 from omnara.domain.text import clean_text, is_blank
 from omnara.providers import openai_chat_wire as wire
+from omnara.providers.media import fill
+from omnara.providers.openai_chat_media import parts_of
 from omnara.providers.openai_chat_request import ChatRenderer, assistant_message, call_value, head, url
 from omnara.providers.output import OutputBuilder
 from omnara.providers.protocol import ModelCall, ModelTarget, Outcome
@@ -51,7 +53,8 @@ class OpenAIChat:
         """See `Wire.body`. Everything that differs between two requests of an agent stands at the end."""
         renderer = ChatRenderer(call.target)
         settled, open_side = call.history.render(call.context, renderer, renderer.key)
-        return b"".join((head(call), settled, b"," if settled else b"", open_side, b"]}"))
+        body = b"".join((head(call), settled, b"," if settled else b"", open_side, b"]}"))
+        return fill(body, call.media, parts_of) if call.context.media else body
 
     def assembler(self, call: ModelCall, output: OutputBuilder) -> Assembler:
         """See `Wire.assembler`."""

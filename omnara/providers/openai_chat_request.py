@@ -12,11 +12,13 @@ from typing import Any, Final
 
 import msgspec
 
-from omnara.domain.content import TextBlock
+from omnara.domain.content import MediaPart, Part, TextBlock
 from omnara.domain.context import AssistantMessage, Message, ToolResultsMessage, UserMessage
 from omnara.domain.events import EventMeta
 from omnara.domain.text import is_blank
+from omnara.providers.media import slot
 from omnara.providers.names import offered_schema, sent_name
+from omnara.providers.openai_chat_media import text_part
 from omnara.providers.protocol import ModelCall, ModelTarget
 from omnara.providers.replay import Replay
 
@@ -82,14 +84,19 @@ class ChatRenderer:
     def group(self, messages: Sequence[Message], ids: dict[str, str], *, marked: bool) -> bytes:
         """See `Renderer.group`. A message per result, then the texts as one; the format has no cache mark."""
         objects: list[bytes] = []
+        parts: list[Part] = []
         for message in messages:
             if isinstance(message, ToolResultsMessage):
                 objects.extend(
                     _encode({"role": "tool", "tool_call_id": ids[result.tool_call_id], "content": result.text})
                     for result in message.results
                 )
+                # A result is text in this format; the next to speak brings its files.
+                parts += [media for result in message.results for media in result.media]
             elif isinstance(message, UserMessage):
-                objects.append(_encode({"role": "user", "content": "\n\n".join(message.texts)}))
+                parts += message.parts
+        if parts:
+            objects.append(_user(parts))
         return b",".join(objects)
 
     def assistant(self, message: AssistantMessage, replay: Replay | None, ids: dict[str, str]) -> bytes:
@@ -99,6 +106,15 @@ class ChatRenderer:
         calls = [(ids[call.tool_call_id], call.name, call.input) for call in message.calls]
         texts = [block.text for block in message.blocks if isinstance(block, TextBlock)]
         return _encode(assistant_message(texts, [call_value(*call) for call in calls]))
+
+
+def _user(parts: Sequence[Part]) -> bytes:
+    """A user's message: one text where there is nothing else, since many servers take only that."""
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        return _encode({"role": "user", "content": "\n\n".join(texts)})
+    items = [slot(part.artifact_id) if isinstance(part, MediaPart) else text_part(part) for part in parts]
+    return b'{"role":"user","content":[' + b",".join(items) + b"]}"
 
 
 def assistant_message(texts: Sequence[str], calls: Sequence[dict[str, Any]]) -> dict[str, Any]:

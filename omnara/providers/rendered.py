@@ -56,10 +56,13 @@ class RenderedHistory:
         "_source",
         "_suppressed",
         "_used",
+        "refused_files",
     )
 
     def __init__(self) -> None:
         self._suppressed = 0
+        self.refused_files: frozenset[str] = frozenset()
+        """Artifacts that a provider refused in a request: they are named and not shown from then on."""
         self._key: Hashable = None
         self._reset(None)
 

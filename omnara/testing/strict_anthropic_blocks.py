@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from omnara.testing.strict import Context, blank, refuse
+from omnara.testing.strict_media import check_anthropic_file
 
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
 _CALL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,200}\Z")
 _THOUGHTS = ("thinking", "redacted_thinking")
+_FILES = ("image", "document")
 _USER_BLOCKS = frozenset({"text", "image", "document", "tool_result", "search_result", "container_upload"})
 
 
@@ -77,6 +79,8 @@ def _check_block(place: str, block: Any, role: str, model: str, context: Context
         if not isinstance(block.get("text"), str):
             raise refuse(f"{place}.text.text: Field required")
         _check_text(block["text"])
+    elif kind in _FILES:
+        check_anthropic_file(place, block)
     elif kind == "tool_use":
         _check_call(place + ".tool_use", block)
     elif kind == "tool_result":
@@ -112,6 +116,10 @@ def _check_result(place: str, block: dict[str, Any]) -> None:
                 raise refuse(f"{place}.content.{number}.type: Input should be a valid content block type")
             if part["type"] == "text":
                 _check_text(part.get("text"))
+            elif block.get("is_error"):
+                raise refuse(f"{place}.content: all content must be type `text` if `is_error` is true")
+            elif part["type"] in _FILES:
+                check_anthropic_file(f"{place}.content.{number}", part)
 
 
 def _check_thought(place: str, block: dict[str, Any], model: str, context: Context) -> None:

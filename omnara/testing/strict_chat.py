@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from omnara.testing.strict import Context, Refused, blank, refuse
+from omnara.testing.strict_media import check_chat_file
 from omnara.testing.strict_openai import (
     check_function,
     check_headers,
@@ -162,7 +163,7 @@ def _check_content(place: str, message: dict[str, Any], context: Context) -> Non
         raise empty_array(place)
     if isinstance(content, list):
         for at, part in enumerate(content):
-            _check_part(f"{place}[{at}]", part, context)
+            _check_part(f"{place}[{at}]", part, message["role"], context)
     elif context.strictness.portable and _says_nothing(content, message):
         raise refuse(f"Invalid '{place}': the content must contain non-whitespace text.", param=place)
 
@@ -174,7 +175,7 @@ def _says_nothing(content: str, message: dict[str, Any]) -> bool:
     return bool(content) or not message.get("tool_calls")
 
 
-def _check_part(place: str, part: Any, context: Context) -> None:
+def _check_part(place: str, part: Any, role: str, context: Context) -> None:
     if not isinstance(part, dict):
         raise wrong_type(place, "an object", part)
     if part.get("type") is None:
@@ -184,6 +185,8 @@ def _check_part(place: str, part: Any, context: Context) -> None:
             raise wrong_type(place + ".text", "a string", part.get("text"))
         if context.strictness.portable and blank(part["text"]):
             raise refuse(f"Invalid '{place}.text': the text must not be blank.", param=place + ".text")
+    elif role == "user":
+        check_chat_file(place, part)
 
 
 def _check_calls(place: str, calls: Any, context: Context) -> None:

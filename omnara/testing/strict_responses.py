@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from omnara.testing.strict import Context, blank, refuse
+from omnara.testing.strict_media import check_responses_file
 from omnara.testing.strict_openai import (
     check_function,
     check_headers,
@@ -30,6 +31,7 @@ _KNOWN = frozenset({
 _PREFIX = {"function_call": "fc", "reasoning": "rs", "message": "msg"}
 _BOUND = re.compile(rf"(?:fc|msg)_(.{{{TOKEN_CHARS}}})\d\dr(\d\d)\Z")
 _MIN_OUTPUT = 16
+_FILES = ("input_image", "input_file")
 _MAX_ID = 64
 
 
@@ -95,6 +97,9 @@ def _check_item(place: str, item: Any, body: dict[str, Any], context: Context) -
         _check_call_id(place + ".call_id", item.get("call_id"))
         if not isinstance(item.get("output"), (str, list)):
             raise wrong_type(place + ".output", "one of a string or array of objects", item.get("output"))
+        for at, part in enumerate(item["output"] if isinstance(item["output"], list) else ()):
+            if isinstance(part, dict) and part.get("type") in _FILES:
+                check_responses_file(f"{place}.output[{at}]", part)
     elif kind == "reasoning":
         _check_reasoning(place, item, body, context)
     elif kind == "message":
@@ -152,6 +157,8 @@ def _check_message(place: str, item: dict[str, Any]) -> None:
             raise refuse(f"Invalid value: '{kind}'. Supported values are: {names}.", param=here, code="invalid_value")
         if kind in ("output_text", "input_text") and _blank_text(part.get("text")):
             raise refuse(f"Invalid '{here}.text': the text must not be blank.", param=here + ".text")
+        if kind in _FILES:
+            check_responses_file(here, part)
 
 
 def _blank_text(text: Any) -> bool:
