@@ -5,7 +5,10 @@ Source: engine.md §5; DESIGN §5, §6 (deltas are published for every attempt, 
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import UUID
+
+import msgspec
 
 from omnara.domain.stream import ErrorDelta, StreamDelta, StreamFault
 from omnara.engine.deps import Deps
@@ -14,10 +17,12 @@ from omnara.engine.model_step import Begun
 from omnara.engine.plan import StepPlan
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.providers.protocol import Completed, Failed, ModelCall
-from omnara.providers.retry import BASE_DELAY_S, RetryIn, decide_retry, delay_s
+from omnara.providers.retry import BASE_DELAY_S, Compact, RetryIn, Stop, decide_retry, delay_s
 from omnara.setting_table import Settings
 from omnara.worker.context_cache import CachedContext
 from omnara.worker.refusals import call_with_files
+
+_OVERLOAD: Final = (503, 529)
 
 
 async def call_model(
@@ -46,20 +51,58 @@ async def call_model(
     return outcome
 
 
-def next_delay(settings: Settings, failure: Failed, begun: Begun) -> float | None:
-    """Seconds until the next attempt, or None when the turn ends with this error.
+class Later(msgspec.Struct, frozen=True):
+    """Try the same again after `delay_s`."""
 
-    The schedule is the providers' (1, 2, 4 … 30 s with jitter), scaled by the settings so that tests can shrink it;
-    what the provider asks for is never shortened.
+    delay_s: float
+
+
+class OtherModel(msgspec.Struct, frozen=True):
+    """The next model of the list takes over, at once, with attempt number `attempt`."""
+
+    attempt: int
+
+
+class Shorten(msgspec.Struct, frozen=True):
+    """The conversation is too long: make it smaller first."""
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """The turn ends with this error."""
+
+
+AfterFailure = Later | OtherModel | Shorten | GiveUp
+
+
+def after_failure(settings: Settings, failure: Failed, begun: Begun, models: int = 1) -> AfterFailure:
+    """Decide what follows a failed attempt, when the config names `models` models.
+
+    Each model has its own attempts. The next one takes over when those of one are used up, or at once when it is
+    overloaded: another may have room now. Errors that no other try would mend end the turn.
     """
+    per_model = settings.model_retries + 1
+    index = min((begun.attempt - 1) // per_model, models - 1)
+    attempt = begun.attempt - index * per_model
     context_id = str(begun.call_id)
-    verdict = decide_retry(
-        failure, begun.attempt, context_id, replay_suppressed=True, max_attempts=settings.model_retries + 1
-    )
+    verdict = decide_retry(failure, attempt, context_id, replay_suppressed=True, max_attempts=per_model)
+    if isinstance(verdict, Compact):
+        return Shorten()
+    spent = isinstance(verdict, Stop) and verdict.exhausted
+    if index + 1 < models and (spent or (isinstance(verdict, RetryIn) and is_overload(failure))):
+        return OtherModel((index + 1) * per_model + 1)
     if not isinstance(verdict, RetryIn):
-        return None
-    own = delay_s(begun.attempt, context_id) / BASE_DELAY_S * settings.model_retry_base_s
-    return max(min(own, settings.model_retry_cap_s), failure.retry_after_s or 0.0)
+        return GiveUp()
+    # The schedule is the providers' (1, 2, 4 … 30 s with jitter), scaled by the settings so that tests can shrink it;
+    # what the provider asks for is never shortened.
+    own = delay_s(attempt, context_id) / BASE_DELAY_S * settings.model_retry_base_s
+    return Later(max(min(own, settings.model_retry_cap_s), failure.retry_after_s or 0.0))
+
+
+def is_overload(failure: Failed) -> bool:
+    """Whether a provider says that it has too much to do just now, in a status or inside a stream."""
+    if failure.kind != "provider_unavailable":
+        return False
+    return failure.status in _OVERLOAD or "overloaded" in failure.provider_code
 
 
 def new_call_id() -> tuple[UUID, str]:
