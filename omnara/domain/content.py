@@ -69,6 +69,7 @@ class MediaPart(msgspec.Struct, frozen=True):
 Part = str | MediaPart
 """One thing said to a model: a text that is not blank, or a file."""
 
+
 class InlineMedia(msgspec.Struct, frozen=True):
     """A file inside a request. `data` is standard base64. It is stored as an artifact, and this never is."""
 
