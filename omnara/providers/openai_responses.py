@@ -14,6 +14,8 @@ from typing import Any, Final
 from omnara.domain.stream import ModelStopReason, ModelUsage
 from omnara.providers import openai_responses_wire as wire
 from omnara.providers.json_events import BadEvent
+from omnara.providers.media import fill
+from omnara.providers.openai_responses_media import parts_of
 from omnara.providers.openai_responses_replay import WireItem, exact_items, is_sendable_call_id
 from omnara.providers.openai_responses_request import ResponsesRenderer, head, url
 from omnara.providers.output import OutputBuilder
@@ -48,7 +50,7 @@ class OpenAIResponses:
         renderer = ResponsesRenderer(call.target)
         settled, open_side = call.history.render(call.context, renderer, renderer.key)
         body = b"".join((head(call), settled, b"," if settled else b"", open_side, b"]}"))
-        return renderer.with_media(body, call.media)
+        return fill(body, call.media, parts_of) if call.context.media else body
 
     def assembler(self, call: ModelCall, output: OutputBuilder) -> Assembler:
         """See `Wire.assembler`."""

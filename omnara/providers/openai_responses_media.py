@@ -1,8 +1,10 @@
-"""Files as content parts of OpenAI Responses: pictures, PDF and office documents as data URLs, texts as text."""
+"""Files as content parts of OpenAI Responses, in messages and in the outputs of calls alike.
+
+Source: engine.md §6 (media); the provider's documentation of `input_image` and `input_file` parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -12,18 +14,13 @@ from omnara.providers.media import ModelFile, object_with
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def parts_of(file: ModelFile, modalities: Collection[str]) -> list[bytes]:
-    """The content parts that stand for a file: a line that names it, then its content where the model takes it.
-
-    `modalities`: what the model takes (text, image, file); none named means everything.
-    """
-    named = _text(file.label)
+def parts_of(file: ModelFile) -> list[bytes]:
+    """The content parts that stand for a file: a line that names it, then its content if it is shown."""
+    named = text_part(file.label)
     if file.data is None:
         return [named]
     if file.is_text:
-        return [_text(f"{file.label}\n{file.data.decode('utf-8', 'replace')}")]
-    if modalities and ("image" if file.is_image else "file") not in modalities:
-        return [_text(f"{file.label} The model does not take files of this kind.")]
+        return [text_part(f"{file.label}\n{file.data.decode('utf-8', 'replace')}")]
     prefix = f"data:{file.media_type};base64,".encode()
     if file.is_image:
         return [named, object_with({"type": "input_image", "detail": "auto"}, "image_url", prefix, file.data)]
@@ -31,5 +28,6 @@ def parts_of(file: ModelFile, modalities: Collection[str]) -> list[bytes]:
     return [named, object_with(value, "file_data", prefix, file.data)]
 
 
-def _text(text: str) -> bytes:
+def text_part(text: str) -> bytes:
+    """A text among content parts."""
     return _encode({"type": "input_text", "text": text})

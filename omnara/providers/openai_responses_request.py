@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from omnara.domain.content import MediaPart, TextBlock
-from omnara.domain.context import AssistantMessage, ContextState, Message, ToolResultsMessage, UserMessage
+from omnara.domain.content import MediaPart, Part, TextBlock
+from omnara.domain.context import (
+    AnsweredCall,
+    AssistantMessage,
+    ContextState,
+    Message,
+    ToolResultsMessage,
+    UserMessage,
+)
 from omnara.domain.events import EventMeta
 from omnara.domain.text import is_blank
-from omnara.providers.media import ModelFile, fill, slot
+from omnara.providers.media import slot
 from omnara.providers.names import offered_schema, sent_name
-from omnara.providers.openai_responses_media import parts_of
+from omnara.providers.openai_responses_media import text_part
 from omnara.providers.openai_responses_replay import is_sendable_call_id
 from omnara.providers.protocol import ModelCall, ModelTarget
 from omnara.providers.replay import Replay
@@ -123,7 +130,6 @@ class ResponsesRenderer:
 
     def __init__(self, target: ModelTarget) -> None:
         self.key = (target.api_format, target.provider, target.slug)
-        self._modalities = target.input_modalities
 
     def same_model(self, meta: EventMeta) -> bool:
         """See `Renderer.same_model`."""
@@ -138,16 +144,9 @@ class ResponsesRenderer:
         items: list[bytes] = []
         for message in messages:
             if isinstance(message, ToolResultsMessage):
-                for result in message.results:
-                    start = _encode({"type": "function_call_output", "call_id": ids[result.tool_call_id]})[:-1]
-                    shown = b",".join([_text(result.text), *(slot(media.artifact_id) for media in result.media)])
-                    output = b"[" + shown + b"]" if result.media else _encode(result.text)
-                    items.append(start + b',"output":' + output + b"}")
+                items.extend(_output(result, ids[result.tool_call_id]) for result in message.results)
             elif isinstance(message, UserMessage):
-                parts = [
-                    slot(part.artifact_id) if isinstance(part, MediaPart) else _text(part) for part in message.parts
-                ]
-                items.append(b'{"type":"message","role":"user","content":[' + b",".join(parts) + b"]}")
+                items.append(b'{"type":"message","role":"user","content":' + _parts(message.parts) + b"}")
         return b",".join(items)
 
     def assistant(self, message: AssistantMessage, replay: Replay | None, ids: dict[str, str]) -> bytes:
@@ -168,13 +167,17 @@ class ResponsesRenderer:
             for block in message.blocks
         )
 
-    def with_media(self, body: bytes, media: Mapping[str, ModelFile]) -> bytes:
-        """Fill the slots of a body with the files that this request has."""
-        return fill(body, media, lambda file: parts_of(file, self._modalities))
+
+def _output(result: AnsweredCall, call_id: str) -> bytes:
+    """The result of a call: its text, or a list of text and files."""
+    start = _encode({"type": "function_call_output", "call_id": call_id})[:-1]
+    output = _parts((result.text, *result.media)) if result.media else _encode(result.text)
+    return start + b',"output":' + output + b"}"
 
 
-def _text(text: str) -> bytes:
-    return _encode({"type": "input_text", "text": text})
+def _parts(parts: Sequence[Part]) -> bytes:
+    listed = [slot(part.artifact_id) if isinstance(part, MediaPart) else text_part(part) for part in parts]
+    return b"[" + b",".join(listed) + b"]"
 
 
 def _said(text: str) -> bytes:

@@ -7,7 +7,15 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from omnara.domain.content import ErrorBlock, OutputBlock, ReasoningBlock, ResultBlock, TextBlock, ToolCallBlock
+from omnara.domain.content import (
+    ErrorBlock,
+    InputBlock,
+    OutputBlock,
+    ReasoningBlock,
+    ResultBlock,
+    TextBlock,
+    ToolCallBlock,
+)
 from omnara.domain.context import ContextState
 from omnara.domain.events import (
     AgentInputPayload,
@@ -60,6 +68,10 @@ class Log:
     def user(self, *texts: str) -> Event:
         """A message."""
         return self._input("content", [TextBlock(text) for text in texts])
+
+    def said(self, *blocks: InputBlock) -> Event:
+        """A message with files in it."""
+        return self._input("content", blocks)
 
     def config_change(self) -> Event:
         """Another config."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,12 +10,29 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from omnara.domain.content import ReasoningBlock, TextBlock
+from omnara.domain.content import MediaRefBlock, ReasoningBlock, TextBlock
+from omnara.domain.context import ContextState
 from omnara.domain.stream import TextDelta, ThinkingDelta, ToolArgumentsDelta
-from omnara.providers import ApiKey, Completed, Failed, ModelGateway, ModelTarget
+from omnara.providers import ApiKey, Completed, Failed, ModelCall, ModelGateway, ModelTarget, RenderedHistory
+from omnara.providers.media import ModelFile
+from omnara.providers.openai_responses import OpenAIResponses
 from omnara.providers.replay import unpack
-from omnara.testing import Answer, Call, ModelServer, StreamError, Text, Thinking, plan, say
-from tests.support.agent_log import Driver
+from omnara.testing import (
+    Answer,
+    Call,
+    ModelServer,
+    ModelSpec,
+    StreamError,
+    Strictness,
+    Text,
+    Thinking,
+    plan,
+    say,
+    strict_responses,
+)
+from omnara.testing.signatures import Signer
+from omnara.testing.strict import Context
+from tests.support.agent_log import Driver, Log, call_block, new_call_id
 from tests.support.canned_stream import Canned, canned
 
 RESPONSES = "openai_responses"
@@ -393,6 +411,62 @@ async def test_the_scripted_model_takes_its_reasoning_back_for_many_turns(gatewa
         last = json.loads(server.log.entries[-1].raw or b"")
     kinds = [item["type"] for item in last["input"] if item["type"] == "reasoning" or item.get("role") == "assistant"]
     assert kinds == ["reasoning", "message"] * 5
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16) + b"IDAT")
+PDF = base64.b64encode(b"%PDF-1.7 rest")
+FILES = {
+    file.artifact_id: file
+    for file in (
+        ModelFile(artifact_id="art_image", media_type="image/png", filename="a.png", size=3, data=PNG),
+        ModelFile(artifact_id="art_pdf", media_type="application/pdf", size=3, data=PDF),
+        ModelFile(artifact_id="art_text", media_type="text/plain", filename="t", size=2, data="é".encode()),
+        ModelFile(artifact_id="art_large", media_type="image/png", size=9, note="It is too large."),
+    )
+}
+
+
+def text(value: str) -> dict[str, str]:
+    return {"type": "input_text", "text": value}
+
+
+SHOWN = {
+    "art_image": [
+        text("[Attachment art_image: a.png, image/png, 3 bytes]"),
+        {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{PNG.decode()}"},
+    ],
+    "art_pdf": [
+        text("[Attachment art_pdf: application/pdf, 3 bytes]"),
+        {"type": "input_file", "filename": "art_pdf", "file_data": f"data:application/pdf;base64,{PDF.decode()}"},
+    ],
+    "art_text": [text("[Attachment art_text: t, text/plain, 2 bytes]\né")],
+    "art_large": [text("[Attachment art_large: image/png, 9 bytes] It is too large.")],
+    "art_lost": [text("[Attachment art_lost] Its content is not shown.")],
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_files_stand_where_they_were_said_or_found(name: str) -> None:
+    log = Log()
+    log.said(TextBlock("look"), MediaRefBlock(name), MediaRefBlock("art_image"))
+    asking = call_block()
+    log.output(asking)
+    log.result(asking.tool_call_id, TextBlock("found"), MediaRefBlock(name))
+    log.user("on")
+    context = ContextState()
+    context.extend(log.events)
+    made = ModelCall(
+        target=target(""), system="", tools=(), context=context, history=RenderedHistory(),
+        new_call_id=new_call_id, media=FILES,
+    )  # fmt: skip
+    body = json.loads(OpenAIResponses().body(made))
+    said, _, result, _ = body["input"]
+    assert said["content"] == [text("look"), *SHOWN[name], *SHOWN["art_image"]]
+    assert result["output"] == [text(f"found\n[Attachment {name}]"), *SHOWN[name]]
+    body["model"] = "scripted"
+    strict_responses.check(body, Context(strictness=Strictness(), spec=ModelSpec(), signer=Signer(), tokens=1))
 
 
 # --- what is asked for ----------------------------------------------------------------------------------------
