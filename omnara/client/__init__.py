@@ -2,6 +2,7 @@
 
 from omnara.client.client import Client
 from omnara.client.errors import ApiError, ClientError, ServerUnreachable, StreamBroken
+from omnara.client.files import file_block
 from omnara.client.stream import EventStream, StreamItem
 from omnara.client.turns import turn_is_over
 from omnara.client.types import (
@@ -35,5 +36,6 @@ __all__ = [
     "StreamItem",
     "ToolCall",
     "ToolCallUpdate",
+    "file_block",
     "turn_is_over",
 ]

@@ -134,8 +134,8 @@ class Client:
     ) -> Input:
         """Send a message: queued for its own turn, or `steering` the running one. Safe to repeat (see `launch`).
 
-        `attachments` are further content blocks, put before the text. The event of the message carries `key` as
-        `input_idempotency_key`.
+        `attachments` are further content blocks, such as `file_block` makes, put before the text. The event of the
+        message carries `key` as `input_idempotency_key`.
         """
         words = [{"type": "text", "text": text}] if text or not attachments else []
         body: dict[str, Any] = {"content_blocks": [*attachments, *words]}

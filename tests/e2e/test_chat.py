@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -17,6 +18,7 @@ from omnara.settings import child_environment
 from omnara.testing import Answer, Call, Conversation, HttpError, Match, ModelServer, Strictness, Text, call, echo, say
 from tests.e2e.served import Served, served
 from tests.e2e.test_cli import Done, omnara
+from tests.support.pictures import png
 from tests.support.postgres import PostgresForTests
 from tests.support.terminal import Terminal
 from tests.support.waiting import until
@@ -188,7 +190,7 @@ async def test_a_form_that_was_answered_elsewhere_is_withdrawn(server: Served, c
     agent = await launch(client)
     async with chat(server, agent) as terminal:
         terminal.type("ask me\r")
-        await terminal.shows("Which colour?")
+        await terminal.shows("1  red")
         (form,) = await client.interactions(agent)
         await client.resolve(agent, form.id, [{"option_indices": [0]}, {"option_indices": [1]}])
         await terminal.shows("You said:", "answered elsewhere", IDLE)
@@ -240,7 +242,7 @@ async def test_steering_takes_the_place_of_a_form(server: Served, client: Client
     agent = await launch(client)
     async with chat(server, agent) as terminal:
         terminal.type("ask me\r")
-        await terminal.shows("Which colour?")
+        await terminal.shows("1  red", "a number, or your own words")
         terminal.type("/steer decide yourself\r")
         await terminal.shows("> decide yourself", "You said:", IDLE)
     assert [event.outcome for event in await log(client, agent) if event.kind == "tool_result"] == ["canceled"]
@@ -360,6 +362,7 @@ async def test_history_status_files_and_wrong_commands(server: Served, client: C
         done = await piped(server, agent, stdin=word)
         assert (done.code, done.out) == (0, f"{word}\n")
     (tmp_path / "notes.txt").write_text("remember the milk")
+    (tmp_path / "dot.png").write_bytes(png())
     (tmp_path / "blob.bin").write_bytes(b"\xff\x00")
     async with chat(server, agent) as terminal:
         await terminal.shows("> second", "> third", "archivist")
@@ -373,10 +376,13 @@ async def test_history_status_files_and_wrong_commands(server: Served, client: C
         terminal.type(f"/attach {tmp_path}/blob.bin\r")
         await terminal.shows("blob.bin")
         terminal.type(f"/attach {tmp_path}/notes.txt\r")
-        await terminal.shows("attached: notes.txt (17 bytes)")
+        terminal.type(f"/attach {tmp_path}/dot.png\r")
+        await terminal.shows("attached: notes.txt (17 bytes), dot.png (")
         terminal.type("what does it say?\r")
-        await terminal.shows("remember the milk", "what does it say?", IDLE)
+        await terminal.shows("[notes.txt]", "[dot.png]", "remember the milk", "what does it say?", IDLE)
         await terminal.gone("attached:")
+    sent = next(event for event in reversed(await log(client, agent)) if event.input_kind == "content")
+    assert [block["type"] for block in sent.content_blocks] == ["media_ref", "media_ref", "text"]
 
 
 async def test_an_agent_is_launched_and_found_again(server: Served, client: Client) -> None:
@@ -399,6 +405,44 @@ async def test_a_failed_turn_is_told_and_the_chat_goes_on(server: Served, client
         await terminal.shows("✗ ", IDLE)
         terminal.type("hello\r")
         await until(lambda: terminal.text.count("hello") == 2, "answered")
+
+
+async def test_a_terminal_is_left_as_it_was_found(server: Served, client: Client) -> None:
+    agent = await launch(client)
+    async with chat(server, agent) as terminal:
+        assert not terminal.echoes
+        assert terminal.process is not None
+        terminal.process.terminate()
+        assert await terminal.ended() == 130
+        assert terminal.echoes
+    key = (await omnara("keys", "create", "for a moment", environment=server.environment)).out.strip()
+    async with chat(msgspec.structs.replace(server, key=key), agent) as terminal:
+        listed = (await omnara("keys", "list", "--json", environment=server.environment)).json()
+        (row,) = [row for row in listed if row["name"] == "for a moment"]
+        assert (await omnara("keys", "revoke", row["id"], environment=server.environment)).code == 0
+        assert await terminal.ended() == 1
+        assert "OMNARA_API_KEY" in terminal.text
+        assert terminal.echoes
+
+
+async def test_another_answer_after_a_cut_says_that_it_begins_again(
+    server: Served, client: Client, model: ModelServer
+) -> None:
+    agent = await launch(client)
+    gate = model.gate("mid_text", match=Match(contains="changes its mind"))
+    texts = iter([STORY, "Something else.\n\nEntirely."])
+    model.script, before = lambda _: say(next(texts)), model.script
+    try:
+        async with chat(server, agent) as terminal:
+            terminal.type("changes its mind\r")
+            await gate.reached()
+            await terminal.shows(SHOWN[0])
+            server.process.kill()
+            await server.process.start()
+            await terminal.shows("begins again", "Something else.", "Entirely.", IDLE, within_s=30)
+            assert [terminal.text.count(text) for text in (SHOWN[0], "Something else.", SHOWN[-1])] == [1, 1, 0]
+    finally:
+        model.script = before
 
 
 # --- through a pipe ---------------------------------------------------------------------------------------

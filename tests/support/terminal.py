@@ -35,6 +35,7 @@ class Terminal:
         self._emulator = pyte.ByteStream(self._screen)
         self._size = (rows, columns)
         self._master = -1
+        self._left = 0
         self.raw = b""
         self.process: asyncio.subprocess.Process | None = None
 
@@ -62,6 +63,7 @@ class Terminal:
 
     def _close(self) -> None:
         if self._master >= 0:
+            self._left = termios.tcgetattr(self._master)[3]
             asyncio.get_running_loop().remove_reader(self._master)
             os.close(self._master)
             self._master = -1
@@ -87,6 +89,12 @@ class Terminal:
         """Change the size of the window, as a person does with the mouse."""
         self._screen.resize(rows, columns)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal shows typed keys by itself, as it does when no program edits lines."""
+        flags = self._left if self._master < 0 else termios.tcgetattr(self._master)[3]
+        return bool(flags & termios.ECHO)
 
     @property
     def visible(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import random
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, Group
 
-from omnara.cli.chat.attach import MAX_TEXT_BYTES, Attachment, CannotAttach, read_attachment
+from omnara.cli.chat.attach import Attachment, CannotAttach, read_attachment
 from omnara.cli.chat.blocks import whole_blocks
 from omnara.cli.chat.commands import HELP, command_of
 from omnara.cli.chat.desk import Desk
@@ -27,7 +28,8 @@ from omnara.cli.chat.pick import matching
 from omnara.cli.chat.piped import TurnFailed, _Turn
 from omnara.cli.chat.screen import rendered, tail
 from omnara.cli.chat.view import View
-from omnara.client import Agent, Delta, Event, Interaction
+from omnara.client import Agent, Delta, Event, Interaction, file_block
+from omnara.client.files import MAX_FILE_BYTES
 
 # --- Markdown that grows ----------------------------------------------------------------------------------
 
@@ -412,8 +414,9 @@ def test_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
     note.write_text("remember")
     made = read_attachment(f"'{note}'")
     assert (made.name, made.size) == ("my note.txt", 8)
-    assert "remember" in made.block["text"]
-    (tmp_path / "large").write_bytes(b"a" * (MAX_TEXT_BYTES + 1))
+    assert base64.b64decode(made.block["data"]) == b"remember"
+    (tmp_path / "large").write_bytes(b"a" * (MAX_FILE_BYTES + 1))
+    (tmp_path / "half").write_bytes(b"a" * (MAX_FILE_BYTES - 1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "nul").write_bytes(b"a\0b")
     (tmp_path / "empty").write_bytes(b"")
@@ -421,12 +424,34 @@ def test_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
         ("missing", "No such file"),
         (".", "no file"),
         ("large", "too large"),
-        ("binary", "text"),
-        ("nul", "text"),
+        ("binary", "neither text"),
+        ("nul", "neither text"),
         ("empty", "empty"),
     ):
         with pytest.raises(CannotAttach, match=says):
             read_attachment(str(tmp_path / name))
+    half = read_attachment(str(tmp_path / "half"))
+    with pytest.raises(CannotAttach, match="together"):
+        read_attachment(str(tmp_path / "half"), [half, half])
+    with pytest.raises(CannotAttach, match="20 files"):
+        read_attachment(str(note), [made] * 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.PNG", "image/png"),
+        ("a.jpeg", "image/jpeg"),
+        ("a.md", "text/markdown"),
+        ("a.py", "text/plain"),
+        ("Makefile", "text/plain"),
+        ("a.pdf", "application/pdf"),
+    ],
+)
+def test_the_name_of_a_file_tells_its_type(name: str, kind: str) -> None:
+    block = file_block(b"x", f"/some/where/{name}")
+    assert (block["media_type"], block["filename"], block["metadata"]) == (kind, name, {"filename": name})
+    assert file_block(b"x", name, "text/csv")["media_type"] == "text/csv"
 
 
 def test_an_agent_is_meant_by_id_name_or_beginning() -> None:

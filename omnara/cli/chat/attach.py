@@ -1,19 +1,16 @@
-"""Files for an agent: read, checked, and made content blocks before anything is sent.
-
-Source: api.md §13 (types and sizes).
-"""
+"""Files for an agent: read, checked, and made content blocks before anything is sent."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-__all__ = ["Attachment", "CannotAttach", "read_attachment"]
+from omnara.client.files import MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES, file_block
 
-MAX_TEXT_BYTES: Final = 1024 * 1024 - 4096
-"""Blocks of text may hold 1 MiB in all, and the message needs some of it."""
+__all__ = ["Attachment", "CannotAttach", "read_attachment"]
 
 
 class CannotAttach(Exception):
@@ -21,31 +18,28 @@ class CannotAttach(Exception):
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """A file that goes with the next message."""
+    """A file that goes with the next message; `size` in bytes."""
 
     name: str
     size: int
     block: dict[str, Any]
 
 
-def read_attachment(path_text: str) -> Attachment:
-    """Read a file of text and return it as a block. Blocks the event loop for one read. Raises CannotAttach."""
+def read_attachment(path_text: str, attached: Sequence[Attachment] = ()) -> Attachment:
+    """Read a file that is to join `attached`. Blocks the event loop for one bounded read. Raises CannotAttach."""
     path = Path(path_text.strip().strip("'\"")).expanduser()
+    if len(attached) >= MAX_FILES:
+        raise CannotAttach(f"a message takes {MAX_FILES} files at most")
     try:
-        size = path.stat().st_size
-        if not path.is_file():
+        if path.exists() and not path.is_file():
             raise CannotAttach(f"{path} is no file")
-        if size > MAX_TEXT_BYTES:
-            raise CannotAttach(f"{path.name} is too large: {size:,} bytes, and text may have {MAX_TEXT_BYTES:,}")
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise CannotAttach(f"{path}: {error.strerror or error}") from error
+    if sum(other.size for other in attached) + len(data) > MAX_TOTAL_BYTES:
+        raise CannotAttach(f"the files of a message may have {MAX_TOTAL_BYTES:,} bytes together")
     try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise CannotAttach(f"{path.name} is no text in UTF-8; only text can be attached") from None
-    if not text.strip():
-        raise CannotAttach(f"{path.name} is empty")
-    if "\0" in text:
-        raise CannotAttach(f"{path.name} is no text; only text can be attached")
-    return Attachment(path.name, size, {"type": "text", "text": f"File {path.name}:\n\n{text}"})
+        return Attachment(path.name, len(data), file_block(data, path.name))
+    except ValueError as error:
+        raise CannotAttach(str(error)) from error

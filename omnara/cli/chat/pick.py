@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 from omnara.client import Agent, Client, ClientError
 from omnara.errors import OmnaraError
 from omnara.settings import load
+from omnara.visible import visible
 
 __all__ = ["complete_agent", "find", "latest", "matching"]
 
@@ -40,7 +41,7 @@ async def find(client: Client, wanted: str) -> str:
     if not found:
         raise click.ClickException(f"no active agent has an id or a name that begins with {wanted!r}")
     if len(found) > 1:
-        listed = "\n".join(f"  {agent.id}  {agent.name}" for agent in found[:10])
+        listed = "\n".join(f"  {agent.id}  {visible(agent.name)}" for agent in found[:10])
         raise click.ClickException(f"{wanted!r} may mean {len(found)} agents; take an id:\n{listed}")
     return found[0].id
 

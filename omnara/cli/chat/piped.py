@@ -26,6 +26,9 @@ LOOK_S: Final = 2.0
 class TurnFailed(click.ClickException):
     """The turn did not end with an answer; exit code 1."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(visible(message, lines=True))
+
 
 class _Turn:
     """The turn that our message opened, followed in the log. Source: api.md §15.
@@ -118,5 +121,5 @@ async def _look(client: Client, agent: str) -> None:
     if status.status in HELD:
         raise TurnFailed(HELD[status.status])
     if status.status == "waiting" and (forms := await client.interactions(agent)):
-        title = visible(str(forms[0].request.get("title", "a question")))
+        title = str(forms[0].request.get("title", "a question"))
         raise TurnFailed(f"the agent asks and waits: {title} Answer it with: omnara chat {agent}")

@@ -218,7 +218,7 @@ class Chat:
 
     def _attach(self, path: str) -> None:
         try:
-            self._attached.append(read_attachment(path))
+            self._attached.append(read_attachment(path, self._attached))
         except CannotAttach as error:
             self._print("notice", notice(str(error), "red"))
 

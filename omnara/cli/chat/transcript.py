@@ -155,7 +155,8 @@ def _result_part(block: dict[str, Any]) -> str:
 
 
 def _file_name(block: dict[str, Any]) -> str:
-    return str(block.get("filename") or block.get("artifact_id") or block.get("type") or "file")
+    named = (block.get("metadata") or {}).get("filename")
+    return str(named or block.get("filename") or block.get("artifact_id") or block.get("type") or "file")
 
 
 def _json(value: Any) -> str:
