@@ -20,6 +20,7 @@ SCENARIOS: Final = {
     "recovery": "kill -9 of a replica until its agents' next step; restart of an only process",
     "history": "one more step of an agent with 10, 1,000 and 10,000 events, with and without its log in memory",
     "streams": "500 and 2,000 agents that speak at once, each with a reader: lag of a token, cost of a stream",
+    "overload": "ten times as many agents as slots, more requests than connections: what is kept, who is turned away",
     "replicas": "one, two and four processes on one database; executions counted outside of Postgres",
 }
 
@@ -34,6 +35,9 @@ with other sizes says so. Run it on a machine that does nothing else: `load_befo
 examples:
   python -m bench steps --json --peer dbos --save
   python -m bench steps --seconds 4                     a quick look
+  python -m bench steps --minutes 10 --save             does anything grow or slow down?
+  python -m bench history --events 10,1000 --rounds 50  a quick look
+  python -m bench streams --streams 100x20 --seconds 5  needs 2 open files a stream (ulimit -Hn)
   python -m bench recovery --database-url postgresql://bench@db.example/postgres
   python -m bench latency --server-url http://127.0.0.1:8080 --key omnara_pat_v1_… --model openai/gpt-5-mini
 
@@ -83,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--agents", type=_positive(int), default=plain.agents, help="agents at once (%(default)s)")
     add("--seconds", type=_positive(float), default=plain.seconds, help="per contestant (%(default)s)")
     add("--minutes", type=_positive(float), metavar="N", help="steps: the engine alone, for so long: is it flat?")
+    add("--slots", type=_positive(int), default=plain.slots, help="overload: agents that run at once (%(default)s)")
     add("--kills", type=_positive(int), default=plain.kills, help="recovery: kill -9 so often (%(default)s)")
     add("--restarts", type=_positive(int), default=plain.restarts, help="recovery: restarts (%(default)s)")
     add("--rounds", type=_positive(int), default=plain.rounds, help="latency, history: steps (%(default)s)")

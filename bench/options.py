@@ -20,6 +20,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     agents: int = 256
     seconds: float = 30.0
+    slots: int = 32
     kills: int = 20
     restarts: int = 5
     rounds: int = 200
@@ -34,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def default_sizes(self) -> bool:
         """Whether every size is the one of DESIGN §9."""
         plain = Options()
-        sizes = ("agents", "seconds", "kills", "restarts", "rounds", "processes", "events", "streams")
+        sizes = ("agents", "seconds", "slots", "kills", "restarts", "rounds", "processes", "events", "streams")
         if self.minutes is not None and self.minutes < MINUTES:
             return False
         return all(getattr(self, name) == getattr(plain, name) for name in sizes)

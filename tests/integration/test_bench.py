@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import asyncpg
 import msgspec
 import psutil
 import pytest
+from aiohttp import web
 
-from bench import cluster, steps, streams
+from bench import cluster, overload, steps, streams
+from bench.api_load import ApiLoad
 from bench.cluster import NotDurable, open_cluster
 from bench.flatness import RULE, Minute, judge_flat
 from bench.options import Options
@@ -91,11 +94,13 @@ async def test_logs_grow_to_their_length_and_a_step_is_timed_warm_and_cold(datab
 
 async def test_every_token_is_shown_to_its_reader_and_saved(postgres: PostgresForTests) -> None:
     """The whole scenario in small, as `python -m bench streams` runs it."""
-    with durable_enough():
+    with durable_enough() as patch:
+        patch.setattr(streams, "WARM_UP_S", 0.0)
+        patch.setattr(streams, "SETTLE_S", 0.1)
         run = await streams.run(Options(database_url=postgres.admin_dsn, streams=((6, 20),), seconds=1.0))
     assert run.wrong == []
     tokens = run.details["6x20"]["tokens"]
-    assert tokens["read"] == tokens["written"] == 6 * 20 * 4
+    assert tokens["read"] == tokens["written"] == 6 * 20 * 2
     assert 0 < run.figures["lag_ms_p50"] <= run.figures["lag_ms_p99"]
     assert run.figures["cpu_share"] > 0
 
@@ -110,6 +115,38 @@ async def test_minutes_are_watched_one_by_one(postgres: PostgresForTests) -> Non
     assert all(one["tables"]["agent_sched"]["indexes"] > 0 for one in minutes)
     assert run.details["rule"] == RULE
     assert run.figures["flat"] in (0, 1)
+
+
+async def test_overload_turns_clients_away_and_loses_nothing(postgres: PostgresForTests) -> None:
+    with durable_enough() as patch:
+        patch.setattr(overload, "WARM_UP_S", 0.2)
+        run = await overload.run(Options(database_url=postgres.admin_dsn, slots=2, seconds=1.0))
+    assert run.wrong == []
+    seen = run.details["overloaded"]
+    assert seen["answered"] > 0
+    assert seen["messages"] > 0
+    assert run.figures["unavailable_503"] == seen["unavailable"] > 0
+    assert run.figures["throughput_kept"] > 0
+    assert run.figures["read_ms_p50"] <= run.figures["read_ms_p99"]
+
+
+async def test_an_answer_that_says_not_when_to_come_back_is_wrong() -> None:
+    async def refuse(_request: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    site = web.Application()
+    site.router.add_get("/agents/x", refuse)
+    runner = web.AppRunner(site)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        load = ApiLoad(f"http://127.0.0.1:{runner.addresses[0][1]}", "k", ["x"], ["/agents/x"], burst=2, crowd=0)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
+            await load._read(session, "/agents/x", counted=True)
+    finally:
+        await runner.cleanup()
+    assert load.seen.wrong == ["a read was answered with 503"]
+    assert (load.seen.unavailable, load.seen.read_ms) == (0, [])
 
 
 def minute(number: int, **changed: Any) -> Minute:
@@ -154,11 +191,11 @@ async def test_a_stream_that_is_lost_fails_the_run(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def durable_enough() -> Iterator[None]:
+def durable_enough() -> Iterator[pytest.MonkeyPatch]:
     """Let a whole scenario run on the test's Postgres, which has fsync off: its figures are looked at by nobody."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "DURABLE", ())
-        yield
+        yield patch
 
 
 async def test_the_bare_loop_saves_rows_that_keep_every_invariant(database: str) -> None:
