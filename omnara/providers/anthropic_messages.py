@@ -119,7 +119,7 @@ class _Assembler:
             self._output.add(block.index, started.text or "")
         elif started.type == "thinking":
             block.index = self._output.open("thinking")
-            block.signature = started.signature or ""
+            block.signed.append(started.signature or "")
             self._output.add(block.index, started.thinking or "")
         elif started.type == "redacted_thinking":
             block.data = started.data or ""
@@ -135,7 +135,7 @@ class _Assembler:
             raise BadEvent("a block of the stream goes on that never began")
         delta = event.delta
         if delta.type == "signature_delta":
-            block.signature += delta.signature or ""
+            block.signed.append(delta.signature or "")
         elif block.index >= 0:
             # Kinds that are not known carry none of the three and add nothing.
             self._output.add(block.index, delta.text or delta.partial_json or delta.thinking or "")

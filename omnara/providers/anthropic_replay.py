@@ -20,9 +20,14 @@ class WireBlock(msgspec.Struct):
 
     type: str
     index: int = -1
-    signature: str = ""
+    signed: list[str] = msgspec.field(default_factory=list)
     data: str = ""
     given: Any = None
+
+    @property
+    def signature(self) -> str:
+        """The whole signature; it comes in pieces."""
+        return "".join(self.signed)
 
 
 def signed_content(blocks: Sequence[WireBlock], output: OutputBuilder) -> tuple[bytes, ...]:

@@ -25,7 +25,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of the conversation, as one request has it.
 
     `data` is what is shown: base64 of an image or document, UTF-8 of a text (`is_text`), or nothing, and then `note`
-    says why. A text that is cut says so in `note` too. `size` is that of the whole file, in bytes.
+    says why. A text that is `cut` says so in `note` too. `size` is that of the whole file, in bytes.
     """
 
     artifact_id: str
@@ -34,6 +34,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     data: bytes | None = None
     note: str = ""
+    cut: bool = False
 
     @property
     def is_image(self) -> bool:

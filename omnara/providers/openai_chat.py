@@ -66,7 +66,7 @@ class _Call(msgspec.Struct):
 
     id: str = ""
     index: int = -1
-    held: str = ""
+    held: list[str] = msgspec.field(default_factory=list)
     extra: Any = None
 
 
@@ -190,7 +190,7 @@ class _Assembler:
         if isinstance(arguments, dict):
             arguments = msgspec.json.encode(arguments).decode()
         if call.index < 0:
-            call.held += arguments
+            call.held.append(arguments)
         else:
             self._output.add(call.index, arguments)
 
@@ -205,7 +205,7 @@ class _Assembler:
     def _begin(self, call: _Call, name: str) -> None:
         self._close_open()
         call.index = self._output.open_call(call.id, name)
-        self._output.add(call.index, call.held)
+        self._output.add(call.index, "".join(call.held))
 
     def _replay(self) -> bytes | None:
         ids = tuple(self._output.provider_ids)

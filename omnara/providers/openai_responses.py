@@ -183,7 +183,7 @@ class _Assembler:
 
     def _arguments(self, item: WireItem, piece: str) -> None:
         if item.call < 0:
-            item.held += piece
+            item.held.append(piece)
         else:
             self._output.add(item.call, piece)
 
@@ -192,7 +192,7 @@ class _Assembler:
         sendable = isinstance(call_id, str) and is_sendable_call_id(call_id)
         item.call = self._output.open_call(call_id if sendable else "", name if isinstance(name, str) else "")
         item.blocks[0] = item.call
-        self._output.add(item.call, item.held)
+        self._output.add(item.call, "".join(item.held))
 
     # --- the end ------------------------------------------------------------------------------------------
 

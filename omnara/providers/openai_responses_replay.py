@@ -36,7 +36,7 @@ class WireItem(msgspec.Struct):
     kind: str
     blocks: dict[int, int] = msgspec.field(default_factory=dict)
     call: int = -1
-    held: str = ""
+    held: list[str] = msgspec.field(default_factory=list)
     part: int = 0
     raw: bytes | None = None
 

@@ -30,11 +30,16 @@ from omnara.domain.stream import (
 )
 from omnara.domain.text import clean_text, is_blank
 from omnara.providers.arguments import read_arguments
+from omnara.providers.json_events import BadEvent
 from omnara.providers.protocol import MAX_CALL_ID_BYTES, Completed, CompletedBlock, Failed, RequestedCall
 
 BlockKind = Literal["text", "thinking", "call"]
 MALFORMED: Final = "malformed_answer"
 """`provider_code` of an answer that came whole and makes no sense; the call is tried again."""
+
+MAX_BLOCKS: Final = 10_000
+MAX_CALLS: Final = 1_000
+"""Of one answer. A model that runs away asks for calls until its stream ends, and they are saved in one statement."""
 
 _MAX_NAME: Final = 256
 _DELTAS: Final[dict[BlockKind, Callable[[int, str], StreamDelta]]] = {
@@ -71,6 +76,7 @@ class OutputBuilder:
         self._new_call_id = new_call_id
         self._sink = sink
         self._blocks: list[_Block] = []
+        self._ids: set[str] = set()
 
     @property
     def provider_ids(self) -> list[str]:
@@ -78,25 +84,34 @@ class OutputBuilder:
         return [block.provider_id for block in self._blocks if block.kind == "call"]
 
     def open(self, kind: Literal["text", "thinking"]) -> int:
-        """Open a block and return its index."""
-        self._blocks.append(_Block(kind, []))
-        index = len(self._blocks) - 1
+        """Open a block and return its index. Raises BadEvent at the bound of blocks."""
+        index = self._grow(_Block(kind, []))
         if self._sink is not None:
             self._sink(BlockStart(index, TextStreamBlock() if kind == "text" else ThinkingStreamBlock()))
         return index
 
     def open_call(self, provider_id: str, name: str) -> int:
-        """Open a tool call and return its index. Ids that are missing or not unique are replaced by our own."""
+        """Open a tool call and return its index. Ids that are missing or not unique are replaced by our own.
+
+        Raises BadEvent at the bound of blocks.
+        """
         call_id, public_id = self._new_call_id()
         provider_id = clean_text(provider_id)
-        if not provider_id or provider_id in self.provider_ids:
+        if not provider_id or provider_id in self._ids:
             provider_id = public_id
+        self._ids.add(provider_id)
         name = clean_text(name)
-        self._blocks.append(_Block("call", [], name=name, provider_id=provider_id, id=call_id, public_id=public_id))
-        index = len(self._blocks) - 1
+        block = _Block("call", [], name=name, provider_id=provider_id, id=call_id, public_id=public_id)
+        index = self._grow(block)
         if self._sink is not None:
             self._sink(BlockStart(index, ToolUseStreamBlock(public_id, name)))
         return index
+
+    def _grow(self, block: _Block) -> int:
+        if len(self._blocks) == MAX_BLOCKS:
+            raise BadEvent(f"the answer has more than {MAX_BLOCKS} blocks")
+        self._blocks.append(block)
+        return len(self._blocks) - 1
 
     def add(self, index: int, piece: str) -> None:
         """Append to block `index`. Empty pieces are nothing."""
@@ -188,6 +203,8 @@ class OutputBuilder:
         if reason in ("refusal", "content_filter") and calls:
             return _malformed("the answer was refused and asks for tools all the same")
         if reason == "tool_use":
+            if len(calls) > MAX_CALLS:
+                return _malformed(f"the answer asks for more than {MAX_CALLS} tool calls")
             if any(len(call.encode()) > MAX_CALL_ID_BYTES for call in calls):
                 return _malformed("the id of a tool call is longer than 2000 bytes")
             if not all(0 < len(block.name) <= _MAX_NAME for block in self._blocks if block.kind == "call"):

@@ -47,7 +47,7 @@ class Assembler(Protocol):
         ...
 
     def finish(self, request_id: str) -> Outcome:
-        """Judge the complete answer."""
+        """Judge the complete answer. Raises BadEvent."""
         ...
 
 
@@ -121,6 +121,7 @@ class HttpAdapter:
         try:
             headers = request_headers(target, self._wire.headers, self._wire.key_header)
             await self._pool.stream(self._wire.url(target), headers, body, target.limits, receiver)
+            return _judged(assembler, target, receiver.request_id)
         except Refusal as refusal:
             return from_response(
                 refusal.status, refusal.headers, refusal.body, key=target.api_key, replays=replays, now=time.time()
@@ -133,10 +134,14 @@ class HttpAdapter:
             return _refused(error, target)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return _connection_failed(error, target)
-        if not assembler.complete:
-            text = "the provider's stream ended before its answer did"
-            return _transient(text, target, ambiguous=True, request_id=receiver.request_id)
-        return assembler.finish(receiver.request_id)
+
+
+def _judged(assembler: Assembler, target: ModelTarget, request_id: str) -> Outcome:
+    """What a stream that ended came to. Raises BadEvent."""
+    if not assembler.complete:
+        text = "the provider's stream ended before its answer did"
+        return _transient(text, target, ambiguous=True, request_id=request_id)
+    return assembler.finish(request_id)
 
 
 def _announce(outcome: Outcome, sink: Sink) -> None:

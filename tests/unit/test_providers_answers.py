@@ -29,12 +29,13 @@ from omnara.providers import (
 )
 from omnara.providers.arguments import read_arguments
 from omnara.providers.names import sent_name
+from omnara.providers.output import MAX_BLOCKS, MAX_CALLS
 from omnara.providers.replay import Replay, pack, unpack
 from omnara.providers.usage import MAX_COUNT, token_count, total_count
 from tests.support.agent_log import Driver, call_block, new_call_id
 from tests.support.canned_stream import Canned, canned, chunks
 
-ANTHROPIC, CHAT = "anthropic_messages", "openai_chat_completions"
+ANTHROPIC, CHAT, RESPONSES = "anthropic_messages", "openai_chat_completions", "openai_responses"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -326,6 +327,17 @@ async def test_an_id_that_strict_endpoints_refuse_is_replaced(
         assert (used["id"], used["name"]) == (requested.public_id, "look_at")
 
 
+async def test_reasoning_before_a_blank_text_does_not_end_a_message(gateway: ModelGateway, endpoint: Canned) -> None:
+    """Source: field-reports B02, B04."""
+    said = block(0, "text", text="so")
+    thought = block(1, "thinking", thinking="hm", signature="abc")
+    blank = block(2, "text", text=" ")
+    outcome = await answer(gateway, endpoint, *message(said, thought, blank), api_format=ANTHROPIC)
+    assert isinstance(outcome, Completed)
+    assert outcome.replay is not None
+    assert [json.loads(kept)["type"] for kept in unpack(outcome.replay, 1, calls=0).content] == ["text"]
+
+
 async def test_such_ids_that_are_stored_are_not_sent(gateway: ModelGateway, endpoint: Canned) -> None:
     driver = Driver(gateway, target(endpoint, ANTHROPIC))
     driver.log.user("go")
@@ -415,6 +427,42 @@ async def test_the_in_process_model_is_a_function(gateway: ModelGateway) -> None
         new_call_id=new_call_id,
     )
     assert await gateway.call(call) == Failed(kind="transient", message="away")
+
+
+# --- answers without end --------------------------------------------------------------------------------------
+
+
+def runaway(api_format: str, calls: int) -> list[Any]:
+    """An answer that asks for so many calls."""
+    if api_format == ANTHROPIC:
+        blocks = (block(number, "tool_use", id=f"c{number}", name="look") for number in range(calls))
+        return message(*blocks, stop="tool_use")
+    if api_format == CHAT:
+        return list(chunks(*(part(number, f"c{number}", "look", "{}") for number in range(calls)), finish="tool_calls"))
+    item = {"type": "function_call", "name": "look", "arguments": "{}"}
+    done = "response.output_item.done"
+    return [
+        *({"type": done, "output_index": n, "item": {**item, "call_id": f"c{n}"}} for n in range(calls)),
+        {"type": "response.completed", "response": {"status": "completed"}},
+    ]
+
+
+@pytest.mark.parametrize("api_format", [ANTHROPIC, CHAT, RESPONSES])
+async def test_a_model_that_never_stops_asking_is_tried_again(
+    gateway: ModelGateway, endpoint: Canned, api_format: str
+) -> None:
+    outcome = await answer(gateway, endpoint, *runaway(api_format, MAX_CALLS), api_format=api_format)
+    assert len(outcome.calls) == MAX_CALLS
+    outcome = await answer(gateway, endpoint, *runaway(api_format, MAX_CALLS + 1), api_format=api_format)
+    assert (outcome.kind, outcome.provider_code) == ("unknown", "malformed_answer")
+    outcome = await answer(gateway, endpoint, *runaway(api_format, MAX_BLOCKS + 1), api_format=api_format)
+    assert (outcome.kind, "more than 10000 blocks" in outcome.message) == ("transient", True)
+
+
+async def test_calls_whose_names_never_come_are_bounded_too(gateway: ModelGateway, endpoint: Canned) -> None:
+    nameless = (part(number, f"c{number}", None, "{}") for number in range(MAX_BLOCKS + 1))
+    outcome = await answer(gateway, endpoint, *chunks(*nameless, finish="tool_calls"))
+    assert outcome.kind == "transient"
 
 
 # --- counts that cannot be ------------------------------------------------------------------------------------
