@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from omnara.cli.chat.outbox import Message
 from omnara.cli.chat.pick import matching
 from omnara.cli.chat.piped import TurnFailed, _Turn
 from omnara.cli.chat.screen import rendered, tail
+from omnara.cli.chat.transcript import markdown
 from omnara.cli.chat.view import View
 from omnara.client import Agent, Delta, Event, Interaction, file_block
 from omnara.client.files import MAX_FILE_BYTES
@@ -267,6 +269,15 @@ def test_nothing_that_others_write_reaches_the_terminal_as_a_command() -> None:
     for bad in ("\x1b[2J", "\x07", "\x9b", "\u202e", "\x1b]"):
         assert bad not in text
     assert all("\x1b" not in row for row in tail(evil, 20))
+
+
+def test_answers_are_printed_without_blanks_around_them() -> None:
+    text = rendered([markdown("Some *words*.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"), markdown("```\ncode\n```")], 60)
+    lines = re.sub("\x1b\\[[0-9;]*m", "", text).split("\n")
+    assert lines[0] == "Some words."
+    assert lines[-1] == ""
+    assert lines[-2].strip() == "code"
+    assert all(line == line.rstrip() for line in lines)
 
 
 # --- forms ------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markdown import Markdown
+from rich.segment import Segment
 from rich.text import Text
 
 from omnara.cli.chat.draft import answer_text
@@ -31,7 +32,35 @@ HIDDEN: Final = "omnara_hidden"
 
 def markdown(source: str) -> RenderableType:
     """Return Markdown source, ready to print. Links are spelled out: what is shown is where they lead."""
-    return Markdown(visible(source, lines=True), hyperlinks=False, code_theme="ansi_dark")
+    return _Trimmed(Markdown(visible(source, lines=True), hyperlinks=False, code_theme="ansi_dark"))
+
+
+class _Trimmed:
+    """Markdown without the blanks around it: blocks are printed one by one, and set apart by whoever prints them."""
+
+    def __init__(self, inner: Markdown) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [_without_end(line) for line in console.render_lines(self._inner, options, pad=False)]
+        while lines and not lines[-1]:
+            lines.pop()
+        begun = False
+        for line in lines:
+            begun = begun or bool(line)
+            if begun:
+                yield from line
+                yield Segment.line()
+
+
+def _without_end(line: list[Segment]) -> list[Segment]:
+    """Return a line without the blanks at its end, which would be copied along and wrapped by a narrower window."""
+    kept = list(line)
+    while kept and not kept[-1].text.strip() and not (kept[-1].style and kept[-1].style.bgcolor):
+        kept.pop()
+    if kept and not (kept[-1].style and kept[-1].style.bgcolor):
+        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
+    return kept
 
 
 def notice(text: str, style: str = "dim") -> RenderableType:
