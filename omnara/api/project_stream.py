@@ -8,20 +8,19 @@ Source: DESIGN §6.
 from __future__ import annotations
 
 import asyncio
-from uuid import UUID
 
 from aiohttp import web
 
 from omnara.access.roles import ProjectScope
-from omnara.api import frames, project_cursor
+from omnara.api import frames, project_cursor, sse
 from omnara.api.connection import Connection
 from omnara.api.middleware import REQUEST_ID, REQUEST_ID_HEADER
 from omnara.api.project_cursor import Place
 from omnara.api.project_tail import ProjectFrame
 from omnara.api.project_tails import Following
-from omnara.api.sse import HEADERS, PIECE_BYTES, SHUTTING_DOWN, STALL_S
 from omnara.api.streams import OpenStream, StreamHub
 from omnara.clock import monotonic
+from omnara.db.streams import Reading
 from omnara.errors import Unavailable
 
 
@@ -51,7 +50,7 @@ class ProjectWriter:
             await self._reader.wait()
             if self._reader.closed:
                 if self._stream.ending == "shutdown":
-                    await self._write(SHUTTING_DOWN)
+                    await self._write(sse.SHUTTING_DOWN)
                 return
             if self._reader.behind:
                 await self._catch_up()
@@ -94,7 +93,7 @@ class ProjectWriter:
         for frame in waiting:
             parts.append(frame.data)
             size += len(frame.data)
-            if size >= PIECE_BYTES:
+            if size >= sse.PIECE_BYTES:
                 await self._write(b"".join(parts))
                 self._place = frame.place
                 parts, size = [], 0
@@ -103,7 +102,7 @@ class ProjectWriter:
         self._place = waiting[-1].place
 
     async def _write(self, data: bytes) -> None:
-        async with asyncio.timeout(STALL_S):
+        async with asyncio.timeout(sse.STALL_S):
             await self._response.write(data)
         self._stream.written_at = monotonic()
 
@@ -113,7 +112,7 @@ async def serve(
     hub: StreamHub,
     project: ProjectScope,
     *,
-    key_id: UUID | None,
+    reading: Reading,
     after: str | None,
     from_start: bool,
 ) -> web.StreamResponse:
@@ -122,12 +121,12 @@ async def serve(
     The caller has checked that the project's agents may be listed. Raises InvalidRequest for what is no place here, and
     Unavailable, both before the response begins; afterwards nothing but cancellation.
     """
-    async with hub.open_project(project, key_id=key_id) as (stream, following):
+    async with hub.open_project(project, reading=reading) as (stream, following):
         if after is not None:
             place = project_cursor.decode(project.project_id, following.here, after)
         else:
             place = Place(None if from_start else following.here.mark)
-        response = web.StreamResponse(headers={**HEADERS, REQUEST_ID_HEADER: REQUEST_ID.get()})
+        response = web.StreamResponse(headers={**sse.HEADERS, REQUEST_ID_HEADER: REQUEST_ID.get()})
         with Connection.watch(request, following.reader.close):
             try:
                 await response.prepare(request)

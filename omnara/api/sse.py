@@ -18,10 +18,10 @@ from omnara.api import frames
 from omnara.api.connection import Connection
 from omnara.api.event_json import Owner, live_event, stored_event
 from omnara.api.middleware import EVENT_STREAM, REQUEST_ID, REQUEST_ID_HEADER
-from omnara.api.streams import AgentStream, StreamHub
+from omnara.api.streams import AgentStream, SharedPage, StreamHub
 from omnara.clock import monotonic
 from omnara.db.reads import EventRow
-from omnara.db.streams import LogPage
+from omnara.db.streams import Reading
 from omnara.domain.events import ModelOutputPayload
 from omnara.engine.feed_items import Batch, CallState, Delta, Durable
 from omnara.errors import InvalidRequest, NotFound, Unavailable
@@ -35,6 +35,7 @@ HEADERS: Final = {
     "X-Accel-Buffering": "no",
 }
 PIECE_BYTES: Final = 256 * 1024
+CRASHED: Final = frames.error("internal_error", "the agent has crashed; resume it, then open the stream again")
 SHUTTING_DOWN: Final = frames.error("service_unavailable", "this server is shutting down; reconnect")
 _REMEMBERED_CALLS: Final = 16
 _CALL_ID: Final = '{"model_call_context_id":"'
@@ -82,9 +83,10 @@ class StreamWriter:
         self._owner = owner
         self._response = response
         self._previews = Previews()
+        self._stopped = False
         self._transport = request.transport
 
-    async def run(self, first: LogPage) -> None:
+    async def run(self, first: SharedPage) -> None:
         """Replay from `first` on, then live, until the stream ends or the client is gone.
 
         Returns when the stream was ended by the server; raises ConnectionError or TimeoutError when the client left.
@@ -96,9 +98,9 @@ class StreamWriter:
             await subscription.wait()
             batch = subscription.take()
             if batch.closed:
-                await self._finish()
-                return
+                break
             over = await self._forward(batch)
+        await self._finish()
 
     async def _forward(self, batch: Batch) -> bool:
         """Send a batch; return True when the agent's log is at its end for good."""
@@ -149,31 +151,37 @@ class StreamWriter:
             return False
         return page is None or await self._catch_up(page)
 
-    async def _catch_up(self, page: LogPage) -> bool:
-        """Send pages until the head, starting with `page`; return True when the agent is archived and all was sent."""
+    async def _catch_up(self, shared: SharedPage) -> bool:
+        """Send pages until the head, starting with `page`; return True when all was sent and nothing will follow: the
+        agent is archived, or crashed, which only a person ends.
+        """
         stream = self._stream
         while True:
+            page = shared.log
             if page.events:
                 stream.seen = page.events[-1].sequence
                 stream.subscription.reached(stream.seen)
-                await self._write_page(page)
+                await self._write_page(shared)
             if stream.seen >= page.head:
-                return page.archived
+                self._stopped = page.gate == "crashed"
+                return page.gate in {"archived", "crashed"}
             try:
                 following = await self._hub.page(stream.subscription.agent_id, stream.seen)
             except Unavailable:
                 stream.retry = True
                 return False
-            if following is None or not following.events:
+            if following is None or not following.log.events:
                 return following is None
-            page = following
+            shared = following
 
-    async def _write_page(self, page: LogPage) -> None:
+    async def _write_page(self, page: SharedPage) -> None:
         """Send the events of a page in pieces, so that a client that stalls holds one piece in its socket's buffer."""
         parts: list[bytes] = []
         size = 0
-        for row in page.events:
-            frame = self._stored(row)
+        if page.frames is None:
+            page.frames = [self._stored(row) for row in page.log.events]
+        for row, frame in zip(page.log.events, page.frames, strict=True):
+            self._note_output(row)
             parts.append(frame)
             size += len(frame)
             if size >= PIECE_BYTES:
@@ -184,13 +192,17 @@ class StreamWriter:
 
     def _stored(self, row: EventRow) -> bytes:
         kind, event = stored_event(self._owner, row)
+        return frames.durable(row.sequence, kind, event)
+
+    def _note_output(self, row: EventRow) -> None:
         if row.payload.startswith(_CALL_ID):
             start = len(_CALL_ID)
             self._previews.output_sent(row.payload[start : row.payload.index('"', start)])
-        return frames.durable(row.sequence, kind, event)
 
     async def _finish(self) -> None:
-        if self._stream.ending == "shutdown":
+        if self._stopped:
+            await self._write(CRASHED)
+        elif self._stream.ending == "shutdown":
             await self._write(SHUTTING_DOWN)
 
     async def _write(self, data: bytes) -> None:
@@ -205,7 +217,7 @@ class StreamWriter:
 
 
 async def serve(
-    request: web.Request, hub: StreamHub, owner: Owner, *, agent_id: UUID, key_id: UUID | None, after: int, deltas: bool
+    request: web.Request, hub: StreamHub, owner: Owner, *, agent_id: UUID, reading: Reading, after: int, deltas: bool
 ) -> web.StreamResponse:
     """Answer a request with an agent's stream from `after` on, and return when it is over.
 
@@ -213,11 +225,11 @@ async def serve(
     the log (the client's copy is from before a restore: it has to start again) and Unavailable, all before the
     response begins; afterwards nothing but cancellation.
     """
-    with hub.open(agent_id, key_id=key_id, deltas=deltas, after=after) as stream:
+    with hub.open(agent_id, reading=reading, deltas=deltas, after=after) as stream:
         first = await hub.page(agent_id, after)
         if first is None:
             raise NotFound
-        if after > first.head:
+        if after > first.log.head:
             raise InvalidRequest("the log ends before that event; read it again from the start")
         response = web.StreamResponse(headers={**HEADERS, REQUEST_ID_HEADER: REQUEST_ID.get()})
         with Connection.watch(request, stream.subscription.close):

@@ -1,13 +1,14 @@
 """The streams that are open in this process: their sweeps, heartbeats and ends, done once for all of them.
 
 Hints make a stream fast; the sweep makes it right. One query every two seconds finds every log that grew unheard, one
-more each second finds revoked keys, and a timer sees to heartbeats, so an idle stream costs no task of its own but the
-reader and no timer at all. Source: DESIGN §3, §6; coordination §6; field-reports B31, B56.
+more each second finds rights that are gone, and a timer sees to heartbeats, so an idle stream costs no task of its own
+but the reader and no timer at all. Source: DESIGN §3, §6; coordination §6; field-reports B31, B56.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, Literal, Protocol, TypeVar
@@ -18,7 +19,7 @@ from omnara.api.project_tails import Following, ProjectTails
 from omnara.clock import Deadline, jittered, monotonic
 from omnara.db import streams as db
 from omnara.db.pool import ApiPool
-from omnara.db.streams import LogPage
+from omnara.db.streams import LogPage, Reading
 from omnara.engine.feed import Feed, Subscription
 from omnara.errors import Unavailable
 from omnara.log import get_logger
@@ -31,8 +32,8 @@ PAGE: Final = 100
 """Events per page of a replay. Source: api.md §11."""
 SWEEP_CHUNK: Final = 1_000
 """Streams per sweep query. Source: coordination §6."""
-KEY_CHECK_S: Final = 0.8
-"""With the query, a stream outlives the revocation of its key by less than a second."""
+RIGHTS_CHECK_S: Final = 0.8
+"""With the query, a stream outlives the right to read it by less than a second."""
 CLOSE_LIMIT_S: Final = 1.0
 """How long closing streams may write before they are cut. Source: DESIGN §3 (Shutdown)."""
 
@@ -55,11 +56,11 @@ class Queue(Protocol):
 class OpenStream:
     """One open stream as the hub sees it. `written_at` is kept by the stream itself."""
 
-    __slots__ = ("ending", "key_id", "queue", "retry", "task", "written_at")
+    __slots__ = ("ending", "queue", "reading", "retry", "task", "written_at")
 
-    def __init__(self, queue: Queue, key_id: UUID | None) -> None:
+    def __init__(self, queue: Queue, reading: Reading) -> None:
         self.queue = queue
-        self.key_id = key_id
+        self.reading = reading
         self.written_at = monotonic()
         self.retry = False
         self.ending: Ending | None = None
@@ -77,10 +78,24 @@ class AgentStream(OpenStream):
 
     __slots__ = ("seen", "subscription")
 
-    def __init__(self, subscription: Subscription, key_id: UUID | None, seen: int) -> None:
-        super().__init__(subscription, key_id)
+    def __init__(self, subscription: Subscription, reading: Reading, seen: int) -> None:
+        super().__init__(subscription, reading)
         self.subscription = subscription
         self.seen = seen
+
+
+class SharedPage:
+    """A page of a log and the frames of its events, made by the first of its readers."""
+
+    __slots__ = ("frames", "log")
+
+    def __init__(self, log: LogPage) -> None:
+        self.log = log
+        self.frames: list[bytes] | None = None
+
+
+class _Abandoned(Exception):
+    """Whoever read a page for others was cancelled."""
 
 
 S = TypeVar("S", bound=OpenStream)
@@ -95,6 +110,7 @@ class StreamHub:
         self._feed = feed
         self._db = db
         self._open: set[OpenStream] = set()
+        self._asked: dict[tuple[UUID, int], asyncio.Future[SharedPage | None]] = {}
         self._gauge = metrics.open_streams
         self._sweep_s = sweep_s
         self._tasks = Tasks()
@@ -106,7 +122,7 @@ class StreamHub:
         return len(self._open)
 
     @contextmanager
-    def open(self, agent_id: UUID, *, key_id: UUID | None, deltas: bool, after: int) -> Iterator[AgentStream]:
+    def open(self, agent_id: UUID, *, reading: Reading, deltas: bool, after: int) -> Iterator[AgentStream]:
         """Register a stream for as long as the block runs, and subscribe it before anything is read.
 
         Raises Unavailable while the process shuts down.
@@ -114,19 +130,19 @@ class StreamHub:
         self._check_open()
         subscription = self._feed.subscribe(agent_id, deltas=deltas, next_sequence=after + 1)
         try:
-            with self._registered(AgentStream(subscription, key_id, after)) as stream:
+            with self._registered(AgentStream(subscription, reading, after)) as stream:
                 yield stream
         finally:
             self._feed.unsubscribe(subscription)
 
     @asynccontextmanager
     async def open_project(
-        self, project: ProjectScope, *, key_id: UUID | None
+        self, project: ProjectScope, *, reading: Reading
     ) -> AsyncIterator[tuple[OpenStream, Following]]:
         """Register a stream over all agents of a project for as long as the block runs. Raises Unavailable."""
         self._check_open()
         async with self._tails.follow(project) as following:
-            with self._registered(OpenStream(following.reader, key_id)) as stream:
+            with self._registered(OpenStream(following.reader, reading)) as stream:
                 yield stream, following
 
     @contextmanager
@@ -145,17 +161,45 @@ class StreamHub:
         if self._draining:
             raise Unavailable("this server is shutting down")
 
-    async def page(self, agent_id: UUID, after: int) -> LogPage | None:
-        """Return the next page of a log, or None when there is no such agent. Raises Unavailable."""
-        async with self._db.acquire() as conn:
-            return await db.page(conn, agent_id, after, PAGE)
+    async def page(self, agent_id: UUID, after: int) -> SharedPage | None:
+        """Return the next page of a log, or None when there is no such agent. Raises Unavailable.
+
+        Readers of one place share a read that has not begun: a hint wakes all readers of an agent at once, and they
+        must not ask as many times. One that has begun may be older than what its caller was woken for.
+        """
+        key = (agent_id, after)
+        while (asked := self._asked.get(key)) is not None:
+            with contextlib.suppress(_Abandoned):
+                return await asyncio.shield(asked)
+        return await self._read(key)
+
+    async def _read(self, key: tuple[UUID, int]) -> SharedPage | None:
+        asked: asyncio.Future[SharedPage | None] = asyncio.get_running_loop().create_future()
+        self._asked[key] = asked
+        try:
+            async with self._db.acquire() as conn:
+                self._begun(key, asked)
+                found = await db.page(conn, *key, PAGE)
+        except BaseException as error:
+            self._begun(key, asked)
+            # Unavailable is everybody's; whatever else ends this reader is its own, and the others ask again.
+            asked.set_exception(error if isinstance(error, Unavailable) else _Abandoned())
+            asked.exception()
+            raise
+        page = None if found is None else SharedPage(found)
+        asked.set_result(page)
+        return page
+
+    def _begun(self, key: tuple[UUID, int], asked: asyncio.Future[SharedPage | None]) -> None:
+        if self._asked.get(key) is asked:
+            del self._asked[key]
 
     # --- service ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to sweep."""
         self._tasks.spawn(self._repeat(self._sweep, self._sweep_s), "stream-sweep")
-        self._tasks.spawn(self._repeat(self._check_keys, min(KEY_CHECK_S, self._sweep_s)), "stream-keys")
+        self._tasks.spawn(self._repeat(self._check_rights, min(RIGHTS_CHECK_S, self._sweep_s)), "stream-rights")
         self._tasks.spawn(self._tick(), "stream-heartbeat")
         self._tasks.spawn(self._tails.meet(), "stream-projects")
 
@@ -202,16 +246,16 @@ class StreamHub:
                 if stream.subscription.agent_id in behind:
                     stream.subscription.wake()
 
-    async def _check_keys(self) -> None:
-        """End the streams whose key was revoked."""
-        streams = [stream for stream in self._open if stream.key_id is not None]
-        keys = list({stream.key_id for stream in streams if stream.key_id is not None})
-        usable: set[UUID] = set()
-        for start in range(0, len(keys), SWEEP_CHUNK):
+    async def _check_rights(self) -> None:
+        """End the streams whose key was revoked, or whose reader has no role in the project any more."""
+        streams = list(self._open)
+        readings = list({stream.reading for stream in streams})
+        held: set[Reading] = set()
+        for start in range(0, len(readings), SWEEP_CHUNK):
             async with self._db.acquire() as conn:
-                usable |= await db.usable_keys(conn, keys[start : start + SWEEP_CHUNK])
+                held |= await db.still_readable(conn, readings[start : start + SWEEP_CHUNK])
         for stream in streams:
-            if stream.key_id not in usable:
+            if stream.reading not in held:
                 stream.end("revoked")
 
     async def _tick(self) -> None:

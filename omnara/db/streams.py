@@ -1,4 +1,4 @@
-"""What open event streams ask the database: the next page of a log, which logs grew, which keys still hold.
+"""What open event streams ask the database: the next page of a log, which logs grew, which rights still hold.
 
 The stored payload is passed on as text: an event is shown exactly as it was saved, without being decoded on the way.
 Source: coordination §6 (one query for all streams), api.md §11.
@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from omnara.db.agents import Gate
 from omnara.db.connection import Connection
 from omnara.db.reads import EventRow
 from omnara.db.sqlfiles import Queries
@@ -19,11 +20,18 @@ from omnara.db.sqlfiles import Queries
 _SQL: Final = Queries("streams")
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """The right by which a stream is open: a credential whose holder has a role in a project."""
+
+    key_id: UUID
+    project_id: UUID
+
+
 class LogPage(msgspec.Struct, frozen=True):
-    """Events in order, with the head of the log (0: empty) and the agent's state from the same snapshot."""
+    """Events in order, with the head of the log (0: empty) and the agent's gate from the same snapshot."""
 
     head: int
-    archived: bool
+    gate: Gate
     events: tuple[EventRow, ...]
 
 
@@ -37,14 +45,15 @@ async def page(conn: Connection, agent_id: UUID, after: int, limit: int) -> LogP
     if not rows:
         return None
     events = tuple(EventRow(*tuple(row)[2:]) for row in rows if row["sequence"] is not None)
-    return LogPage(rows[0]["head"], rows[0]["archived"], events)
+    return LogPage(rows[0]["head"], rows[0]["gate"], events)
 
 
 async def news(conn: Connection, agent_ids: Sequence[UUID], seen: Sequence[int]) -> list[UUID]:
-    """Return those agents whose log goes beyond `seen` (parallel to `agent_ids`), or that were archived."""
+    """Return those agents whose log goes beyond `seen` (parallel to `agent_ids`), or that are archived or crashed."""
     return [row["agent_id"] for row in await conn.fetch(_SQL["news"], agent_ids, seen)]
 
 
-async def usable_keys(conn: Connection, key_ids: Sequence[UUID]) -> set[UUID]:
-    """Return those of the credentials that have not been revoked."""
-    return {row["id"] for row in await conn.fetch(_SQL["usable_keys"], key_ids)}
+async def still_readable(conn: Connection, readings: Sequence[Reading]) -> set[Reading]:
+    """Return those of these rights to read that still hold."""
+    keys, projects = [item.key_id for item in readings], [item.project_id for item in readings]
+    return {Reading(*row) for row in await conn.fetch(_SQL["still_readable"], keys, projects)}

@@ -2,7 +2,7 @@
 -- Up to $3 events of one agent after sequence $2, fewer when together they pass $4 stored bytes, beside the head of its
 -- log; one row with null event columns when there is no such event, no row when there is no such agent.
 -- Index: agent_sched_pkey, events_pkey.
-select s.next_sequence - 1 as head, s.gate = 'archived' as archived,
+select s.next_sequence - 1 as head, s.gate,
        e.sequence, e.id, e.kind, e.turn_id, e.turn_sequence, e.is_opening, e.payload, e.created_at
 from agent_sched s
 left join lateral (
@@ -14,18 +14,27 @@ where s.agent_id = $1
 order by e.sequence;
 
 -- name: news
--- Of these agents ($1), those whose log goes beyond what their readers have seen ($2), or that were archived.
+-- Of these agents ($1), those whose log goes beyond what their readers have seen ($2), or that are archived or crashed.
 -- Index: agent_sched_pkey.
 select u.agent_id
 from unnest($1::uuid[], $2::bigint[]) as u (agent_id, seen)
 join agent_sched s on s.agent_id = u.agent_id
-where s.next_sequence - 1 > u.seen or s.gate = 'archived';
+where s.next_sequence - 1 > u.seen or s.gate in ('archived', 'crashed');
 
--- name: usable_keys
--- Of these credentials ($1), those that still authenticate.
--- Index: personal_access_tokens_pkey, org_api_keys_pkey, users_pkey.
-select t.id
-from personal_access_tokens t join users u on u.id = t.user_id
-where t.id = any($1::uuid[]) and t.revoked_at is null and u.deleted_at is null
-union all
-select k.id from org_api_keys k where k.id = any($1::uuid[]) and k.revoked_at is null;
+-- name: still_readable
+-- Of these pairs of a credential ($1) and a project ($2), those of which the credential still authenticates and its holder
+-- still has a role in the project. Index: personal_access_tokens_pkey, org_api_keys_pkey, users_pkey, project_members_pkey,
+-- org_members_pkey, org_api_key_projects_pkey, projects_pkey.
+select w.key_id, w.project_id
+from unnest($1::uuid[], $2::uuid[]) as w (key_id, project_id)
+join projects p on p.id = w.project_id and p.deleted_at is null
+where exists (
+    select from personal_access_tokens t
+    join users u on u.id = t.user_id and u.deleted_at is null
+    join project_members e on e.project_id = p.id and e.user_id = u.id
+    join org_members m on m.org_id = p.org_id and m.user_id = u.id
+    where t.id = w.key_id and t.revoked_at is null)
+  or exists (
+    select from org_api_keys k
+    join org_api_key_projects e on e.key_id = k.id and e.project_id = p.id
+    where k.id = w.key_id and k.org_id = p.org_id and k.revoked_at is null and k.org_role is not null);

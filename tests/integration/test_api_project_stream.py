@@ -20,6 +20,7 @@ from omnara.api import project_cursor, project_tail
 from omnara.api.project_cursor import Place
 from omnara.clock import Deadline
 from omnara.db import project_log
+from omnara.db.streams import Reading
 from omnara.ids import IdKind, decode, new_uuid
 from omnara.testing import ModelServer, embedded
 from tests.contract.server import ApiServer, api_server, model_server
@@ -463,7 +464,7 @@ async def test_shutdown_ends_it_and_says_so(postgres: PostgresForTests, model: M
 async def test_looks_are_shared(server: ApiServer) -> None:
     """Fifty clients that come at once cost two looks, not fifty."""
     scope = ProjectScope(decode(IdKind.ORG, server.org), decode(IdKind.PROJECT, server.project))
-    async with server.hub.open_project(scope, key_id=None) as (_, following):
+    async with server.hub.open_project(scope, reading=Reading(new_uuid(), scope.project_id)) as (_, following):
         before = following.tail._looks
         await asyncio.gather(*(following.tail.look() for _ in range(50)))
         assert following.tail._looks - before <= 3

@@ -97,6 +97,73 @@ async def test_a_revoked_key_ends_its_streams_within_a_second(server: ApiServer)
     await until(refused, "requests are refused", limit_s=3)
 
 
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_crash_ends_a_stream_after_its_last_event_and_says_so(server: ApiServer, told: bool) -> None:
+    """Nothing goes on until a person resumes the agent, so clients must not wait: `internal_error` makes them stop."""
+    agent = await server.agent()
+    agent_id = decode(IdKind.AGENT, agent.rsplit("/", 1)[1])
+    async with open_stream(server, agent) as stream:
+        assert await stream.events(1) == [1]
+        await append(server, agent_id, 2)
+        await server.rows("update agent_sched set gate = 'crashed', ready_at = null where agent_id = $1", agent_id)
+        if told:
+            server.deps.feed.wake(agent_id)
+        *events, last = await stream.rest(within_s=3)
+        assert durable(events) == [2, 3]
+        assert (last.event, last.id, last.data["code"]) == ("error", None, "internal_error")
+        assert "crashed" in last.data["error"]
+    async with open_stream(server, agent, "?after_sequence=1") as stream:
+        *events, last = await stream.rest(within_s=3)
+        assert (durable(events), last.event) == ([2, 3], "error")
+    flat = f"/agents/{agent.rsplit('/', 1)[1]}"
+    assert (await server.call("POST", f"{flat}/resume", {"force": True})).status == 200
+    async with open_stream(server, agent, "?after_sequence=3") as stream:
+        await server.say(agent, "go on")
+        assert (await stream.until("model_output"))[-1].data["stop_reason"] == "end_turn"
+
+
+GONE_RIGHTS = {
+    "the role in the project": "delete from project_members where user_id = $1",
+    "the membership of the organization": "delete from org_members where user_id = $1",
+    "the user": "update users set deleted_at = now() where id = $1",
+}
+
+
+@pytest.mark.parametrize("what", GONE_RIGHTS)
+async def test_a_right_that_is_taken_away_ends_its_streams(server: ApiServer, what: str) -> None:
+    agent = await server.agent()
+    key = await server.user("viewer")
+    [row] = await server.rows("select user_id from personal_access_tokens order by created_at desc, id desc limit 1")
+    async with open_stream(server, agent, key=key) as stream, open_stream(server, server.scope, key=key) as joint:
+        assert await stream.events(1) == [1]
+        await server.rows(GONE_RIGHTS[what], row["user_id"])
+        assert await stream.rest(within_s=1.5) == []
+        assert [frame for frame in await joint.rest(within_s=1.5) if frame.event] == []
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "update org_api_keys set revoked_at = now(), org_role = null where id = $1",
+        "delete from org_api_key_projects where key_id = $1",
+    ],
+)
+async def test_an_organization_key_that_lost_its_right_ends_its_streams(server: ApiServer, sql: str) -> None:
+    agent = await server.agent()
+    key = await server.org_key("viewer")
+    [row] = await server.rows("select id from org_api_keys order by created_at desc, id desc limit 1")
+    async with open_stream(server, agent, key=key) as stream:
+        assert await stream.events(1) == [1]
+        for _ in range(2):
+            frame = await stream.next(within_s=2)
+            assert frame is not None
+            assert frame.comment == "heartbeat", "checks go by while nothing has changed"
+        await append(server, decode(IdKind.AGENT, agent.rsplit("/", 1)[1]), 1)
+        assert await stream.events(1) == [2]
+        await server.rows(sql, row["id"])
+        assert await stream.rest(within_s=1.5) == []
+
+
 async def test_a_client_that_leaves_frees_everything_at_once(server: ApiServer) -> None:
     agent = await server.agent()
     await until(lambda: len(server.hub) == 0, "earlier streams are closed")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Annotated, Final
+from uuid import UUID
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
+from omnara.access.principals import Principal
 from omnara.api import params, sse
 from omnara.api.event_json import Owner
 from omnara.api.omnara import encode
@@ -21,8 +23,10 @@ from omnara.api.omnara.types.events import (
 from omnara.api.omnara.types.stream import AgentEventStreamData
 from omnara.api.routing import Call, EventStream, Route, reply
 from omnara.db.agents import AgentRow
+from omnara.db.streams import Reading
 from omnara.engine import reads
 from omnara.engine.reads import EventPage, Turn
+from omnara.errors import Unauthorized
 from omnara.ids import IdKind
 from omnara.ids import encode as public_id
 
@@ -63,6 +67,13 @@ class StreamQuery(msgspec.Struct, frozen=True, kw_only=True):
 def owner_of(agent: AgentRow) -> Owner:
     """The common part of the events of an agent."""
     return Owner.of(agent.org_id, agent.project_id, agent.id)
+
+
+def reading(caller: Principal, project_id: UUID) -> Reading:
+    """The right by which a stream is opened. Every principal of a request has a key."""
+    if caller.key_id is None:
+        raise Unauthorized
+    return Reading(caller.key_id, project_id)
 
 
 async def list_events(call: Call) -> web.StreamResponse:
@@ -140,7 +151,7 @@ async def stream_events(call: Call) -> web.StreamResponse:
         call.context.hub,
         owner_of(agent),
         agent_id=agent.id,
-        key_id=call.principal.key_id,
+        reading=reading(call.principal, agent.project_id),
         after=after,
         deltas=given(query.stream_deltas) or False,
     )

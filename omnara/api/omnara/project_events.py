@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from omnara.access.roles import ProjectAction
 from omnara.api import project_stream
 from omnara.api.omnara.decode import PROJECT, PROJECT_PATH, given, project_scope
+from omnara.api.omnara.events import reading
 from omnara.api.omnara.types.events import AgentEvent
 from omnara.api.project_cursor import MAX_LENGTH
 from omnara.api.routing import Call, EventStream, Route
@@ -38,7 +39,7 @@ async def stream_project_events(call: Call) -> web.StreamResponse:
         call.request,
         call.context.hub,
         project,
-        key_id=call.principal.key_id,
+        reading=reading(call.principal, project.project_id),
         after=last[0] if last else given(query.after),
         from_start=query.from_ == "start",
     )
