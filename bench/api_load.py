@@ -72,15 +72,22 @@ class ApiLoad:
             asyncio.TaskGroup() as group,
         ):
             group.create_task(self._each(BURST_S, deadline, self._burst, kept, counted=True))
-            if self._crowd:
-                group.create_task(self._each(CROWD_S, deadline, self._crowd, fresh, counted=False))
+            # The crowds come once the others have their connections: those are within the limit and stay.
+            group.create_task(self._each(CROWD_S, deadline, self._crowd, fresh, counted=False, after_s=CROWD_S / 2))
             group.create_task(self._send(client, deadline))
         return self.seen
 
     async def _each(
-        self, every_s: float, deadline: float, count: int, session: aiohttp.ClientSession, *, counted: bool
+        self,
+        every_s: float,
+        deadline: float,
+        count: int,
+        session: aiohttp.ClientSession,
+        *,
+        counted: bool,
+        after_s: float = 0.0,
     ) -> None:
-        due = time.monotonic()
+        due = time.monotonic() + after_s
         async with asyncio.TaskGroup() as group:
             while due < deadline:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))

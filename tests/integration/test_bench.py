@@ -18,7 +18,7 @@ import psutil
 import pytest
 from aiohttp import web
 
-from bench import cluster, overload, steps, streams
+from bench import api_load, cluster, overload, steps, streams
 from bench.api_load import ApiLoad
 from bench.cluster import NotDurable, open_cluster
 from bench.flatness import RULE, Minute, judge_flat
@@ -120,6 +120,7 @@ async def test_minutes_are_watched_one_by_one(postgres: PostgresForTests) -> Non
 async def test_overload_turns_clients_away_and_loses_nothing(postgres: PostgresForTests) -> None:
     with durable_enough() as patch:
         patch.setattr(overload, "WARM_UP_S", 0.2)
+        patch.setattr(api_load, "CROWD_S", 0.5)
         run = await overload.run(Options(database_url=postgres.admin_dsn, slots=2, seconds=1.0))
     assert run.wrong == []
     seen = run.details["overloaded"]
