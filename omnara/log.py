@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TextIO
@@ -32,6 +33,11 @@ _LEVELS: Final[Mapping[Level, int]] = {
 _JSON: Final = structlog.processors.JSONRenderer(ensure_ascii=False)
 
 REDACTED: Final = "[redacted]"
+
+REPEATS: Final = 10
+"""Warnings of one kind that are written at once; then one in `REPEAT_S` seconds, until it was quiet for as long."""
+REPEAT_S: Final = 10.0
+_KINDS: Final = 1_000
 
 _SECRET_FIELDS: Final = re.compile(
     r"(^|_)(authorization|api_?keys?|passwords?|secrets?|tokens?|credentials?|cookie|dsn|database_url)$", re.IGNORECASE
@@ -75,6 +81,35 @@ def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
     return event
 
 
+class _Repeats:
+    """Drops warnings that come again and again: an outage must not fill the disk. Source: field-reports B55.
+
+    A kind is a logger and an event. The line that follows dropped ones says how many they were. Errors are all kept:
+    each has an agent or a request of its own.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, str], tuple[int, float, int]] = {}
+
+    def __call__(self, _logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if method != "warning":
+            return event
+        kind = (str(event.get("logger")), str(event.get("event")))
+        now = time.monotonic()
+        told, last, dropped = self._kinds.get(kind, (0, now, 0))
+        if now - last >= REPEAT_S and not dropped:
+            told = 0
+        if told >= REPEATS and now - last < REPEAT_S:
+            self._kinds[kind] = (told, last, dropped + 1)
+            raise structlog.DropEvent
+        if len(self._kinds) >= _KINDS:
+            self._kinds.clear()
+        self._kinds[kind] = (told + 1, now, 0)
+        if dropped:
+            event["not_shown"] = dropped
+        return event
+
+
 def _for_a_terminal(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Spell out what a terminal would obey: providers' messages and users' names are logged too."""
     for name, value in event.items():
@@ -106,7 +141,12 @@ def configure(
         _redact_event,
     ]
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[
+            structlog.stdlib.add_logger_name,
+            _Repeats(),
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,

@@ -121,8 +121,8 @@ class _State:
         if not self._supervisor.ready:
             return Readiness(False, "starting or stopping")
         async with self._parts.deps.db.acquire() as connection:
-            await ping(connection)
-        return Readiness(True)
+            writable = await ping(connection)
+        return Readiness(writable, "" if writable else "the database is read-only")
 
 
 async def _unless(shutdown: Shutdown, work: Awaitable[T]) -> T:

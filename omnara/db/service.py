@@ -18,7 +18,7 @@ class ConnectionRoom(msgspec.Struct, frozen=True):
 
 
 async def ping(connection: Connection) -> bool:
-    """Return True if a statement can be run. One statement."""
+    """Return whether the database can be written to. Raises what the driver raises when it is away. One statement."""
     return bool(await connection.fetchval(_SQL["ping"]))
 
 

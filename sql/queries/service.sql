@@ -1,6 +1,6 @@
 -- name: ping
--- Whether this session can do anything at all; for readiness.
-select true as alive;
+-- Whether this session can do anything at all, and whether it may write; for readiness.
+select not current_setting('transaction_read_only')::boolean as writable;
 
 -- name: connection_room
 -- How many connections the server allows to ordinary roles, and how many are taken now.

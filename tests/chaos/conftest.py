@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from omnara.client import Client
+from omnara.db.embedded import EmbeddedPostgres
 from tests.support.cluster import Cluster
 from tests.support.postgres import PostgresForTests
 from tests.support.times import DEFAULT, SHRUNK, Times
@@ -73,6 +74,18 @@ def pg_bin() -> Path | None:
     """Where the Postgres programs are, when the tests are to use other ones than the wheel's."""
     given = os.environ.get("OMNARA_TEST_PG_BIN")
     return Path(given) if given else None
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own_postgres(own_directory: Path, pg_bin: Path | None) -> AsyncIterator[EmbeddedPostgres]:
+    """A server that the test may restart; its socket stays where it is. Commits are kept unless the machine dies."""
+    settings = {"synchronous_commit": "on"}
+    server = EmbeddedPostgres(own_directory, bin_dir=pg_bin, durable=False, extra_settings=settings)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import aiohttp
 import asyncpg
 import psutil
 import pytest
-import pytest_asyncio
 
 from omnara.client import Client
 from omnara.db.embedded import EmbeddedPostgres
@@ -24,18 +21,6 @@ from tests.support.times import Times
 from tests.support.waiting import until
 
 RECOVERY_S = 30.0
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def own_postgres(own_directory: Path, pg_bin: Path | None) -> AsyncIterator[EmbeddedPostgres]:
-    """A server that the test may restart; its socket stays where it is. Commits are kept unless the machine dies."""
-    settings = {"synchronous_commit": "on"}
-    server = EmbeddedPostgres(own_directory, bin_dir=pg_bin, durable=False, extra_settings=settings)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
 
 
 async def test_three_restarts_and_cut_sessions_under_load(

@@ -131,22 +131,27 @@ class Cluster:
         *,
         ports: tuple[int, int] | None = None,
         settings: Mapping[str, str] | None = None,
+        around: Mapping[str, str] | None = None,
     ) -> ServerProcess:
-        """Prepare a process without starting it. `settings`: variables without their prefix."""
+        """Prepare a process without starting it. `settings`: variables without their prefix; `around`: any others."""
         name = f"{next(self._numbers)}-{roles.split(',')[0]}"
-        environment = self.environment({"ROLES": roles, **(settings or {})})
+        environment = self.environment({"ROLES": roles, **(settings or {})}) | dict(around or {})
         replica = ServerProcess(name, self.directory, environment, ports=ports)
         self.replicas.append(replica)
         return replica
 
     async def start(
-        self, count: int = 1, roles: str = "worker,maintenance", settings: Mapping[str, str] | None = None
+        self,
+        count: int = 1,
+        roles: str = "worker,maintenance",
+        settings: Mapping[str, str] | None = None,
+        around: Mapping[str, str] | None = None,
     ) -> list[ServerProcess]:
         """Start processes at once and wait until all are ready. A kept worker that nobody took is ended first."""
         kept, self._kept = self._kept, ()
         for worker in kept:
             worker.kill()
-        made = [self.make(roles, settings=settings) for _ in range(count)]
+        made = [self.make(roles, settings=settings, around=around) for _ in range(count)]
         for replica in made:
             replica.launch()
         await asyncio.gather(*(replica.ready() for replica in made))

@@ -8,13 +8,26 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit, urlunsplit
 
 
+class _Link:
+    """One relayed connection: what its client said first, and whether its bytes flow."""
+
+    def __init__(self) -> None:
+        self.opening = b""
+        self.flowing = asyncio.Event()
+        self.flowing.set()
+
+
 class TcpProxy:
-    """Relays to one address. While `silent`, bytes in both directions are held back and connections stay open."""
+    """Relays to one address. While silent, bytes in both directions are held back and connections stay open.
+
+    The black hole may be for some connections alone: those whose client's first bytes contain a text, old and new ones.
+    A Postgres session states its application's name there.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._swallowed: bytes | None = None
+        self._links: set[_Link] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -25,13 +38,23 @@ class TcpProxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    def go_silent(self) -> None:
-        """Hold back everything from now on."""
-        self._flowing.clear()
+    def go_silent(self, text: str = "") -> None:
+        """Hold back everything from now on, or everything of the connections that began with this text."""
+        self._swallowed = text.encode()
+        for link in self._links:
+            self._judge(link)
 
     def flow(self) -> None:
         """Let everything through again."""
-        self._flowing.set()
+        self._swallowed = None
+        for link in self._links:
+            self._judge(link)
+
+    def _judge(self, link: _Link) -> None:
+        if self._swallowed is not None and self._swallowed in link.opening:
+            link.flowing.clear()
+        else:
+            link.flowing.set()
 
     def cut(self) -> None:
         """Abort every connection."""
@@ -53,30 +76,40 @@ class TcpProxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._writers.add(writer)
+        link = _Link()
+        self._links.add(link)
+        self._judge(link)
         try:
             # Only `stop` cancels this task, and the stream server of Python 3.11 trips over a cancelled handler.
             with contextlib.suppress(asyncio.CancelledError):
-                await self._flowing.wait()
-                await self._relay(reader, writer)
+                await link.flowing.wait()
+                await self._relay(link, reader, writer)
         finally:
+            self._links.discard(link)
             self._writers.discard(writer)
             writer.transport.abort()
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay(self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(*self._target)
         self._writers.add(server_writer)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, server_writer))
-                group.create_task(self._pump(server_reader, writer))
+                group.create_task(self._pump(link, reader, server_writer, opening=True))
+                group.create_task(self._pump(link, server_reader, writer))
         finally:
             self._writers.discard(server_writer)
             server_writer.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, opening: bool = False
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
-                await self._flowing.wait()
+                if opening:
+                    opening = False
+                    link.opening = data
+                    self._judge(link)
+                await link.flowing.wait()
                 writer.write(data)
                 await writer.drain()
         writer.transport.abort()

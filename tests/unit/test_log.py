@@ -115,3 +115,33 @@ def test_nothing_in_a_line_is_obeyed_by_a_terminal(out: io.StringIO, form: Liter
         logger.exception("broken")
     assert "52;c;ZXZpbA==" in out.getvalue()
     assert out.getvalue().replace("\n", "").isprintable()
+
+
+def test_a_warning_that_comes_again_and_again_is_told_now_and_then(
+    out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Source: field-reports B55 (an outage must not fill the disk with lines about it)."""
+    now = 100.0
+    monkeypatch.setattr(log.time, "monotonic", lambda: now)
+    logger = log.get_logger("omnara.test")
+    for second in range(31):
+        now = 100.0 + second
+        for number in range(20):
+            logger.warning("away", number=number)
+        logger.error("broken", second=second)
+    logger.warning("something else")
+    log.get_logger("omnara.other").warning("away")
+    told = lines(out)
+    away = [(line["number"], line.get("not_shown")) for line in told if line["event"] == "away" and "number" in line]
+    assert away[:10] == [(number, None) for number in range(10)]
+    assert away[10:] == [(0, 10 + 9 * 20), (0, 19 + 9 * 20), (0, 19 + 9 * 20)]
+    assert sum(line["event"] == "broken" for line in told) == 31, "an error is never dropped"
+    assert [line["event"] for line in told[-2:]] == ["something else", "away"]
+    now += log.REPEAT_S
+    logger.warning("away")  # tells what was dropped before the quiet
+    now += log.REPEAT_S
+    out.truncate(0)
+    out.seek(0)
+    for _ in range(log.REPEATS + 5):
+        logger.warning("away")
+    assert len(lines(out)) == log.REPEATS, "after a quiet time all is told again"
