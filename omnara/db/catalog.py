@@ -14,7 +14,10 @@ _SQL = Queries("catalog")
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a revision says about a model. Sizes in tokens."""
+    """What a revision says about a model. Sizes in tokens; `api_variant_options` is JSON text.
+
+    No modalities: nobody stated them.
+    """
 
     provider_model_slug: str
     context_window_tokens: int
@@ -26,7 +29,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     default_reasoning_effort: str = ""
     supported_reasoning_efforts: tuple[str, ...] = ()
     input_modalities: tuple[str, ...] = ()
-    output_modalities: tuple[str, ...] = ("text",)
+    output_modalities: tuple[str, ...] = ()
+    api_variant_options: str = "{}"
 
 
 class ModelRow(msgspec.Struct, frozen=True):
@@ -42,6 +46,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     base_url: str
     request_path: str
     auth_kind: str
+    auth_header: str | None
     secret_id: UUID | None
     request_timeout_ms: int
     revision_id: UUID
@@ -56,6 +61,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     supported_reasoning_efforts: list[str]
     input_modalities: list[str]
     output_modalities: list[str]
+    api_variant_options: str
     grant_id: UUID | None
     grant_context_window: int | None
     grant_max_output: int | None
@@ -82,6 +88,7 @@ class ProviderRow(msgspec.Struct, frozen=True):
     base_url: str
     request_path: str
     auth_kind: str
+    auth_header: str | None
     secret_id: UUID | None
     origin: str
 
@@ -169,8 +176,10 @@ async def put_model(
     new_ids: tuple[UUID, UUID],
     *,
     keep_existing: bool = False,
-) -> UUID:
-    """Make a configured model, or give an existing one a new revision when its facts differ; return its id.
+) -> tuple[UUID, bool]:
+    """Make a configured model, or give an existing one a new revision when its facts differ.
+
+    Return its id, and whether it is new.
 
     `keep_existing` leaves an existing one as somebody else set it. `new_ids` are for the model and the revision.
     Call inside a transaction.
@@ -183,13 +192,13 @@ async def put_model(
         existing: UUID = found["id"]
         model_id = existing
         if keep_existing or await current_facts(connection, model_id) == facts:
-            return model_id
-    await _insert_revision(connection, model_id, revision_id, facts)
-    await connection.execute(_SQL["set_current_revision"], model_id, revision_id)
-    return model_id
+            return model_id, False
+    await insert_revision(connection, model_id, revision_id, facts)
+    return model_id, inserted is not None
 
 
-async def _insert_revision(connection: Connection, model_id: UUID, revision_id: UUID, facts: ModelFacts) -> None:
+async def insert_revision(connection: Connection, model_id: UUID, revision_id: UUID, facts: ModelFacts) -> None:
+    """Insert the next revision of a configured model and make it the current one."""
     await connection.execute(
         _SQL["insert_revision"],
         revision_id,
@@ -205,7 +214,9 @@ async def _insert_revision(connection: Connection, model_id: UUID, revision_id: 
         list(facts.supported_reasoning_efforts),
         list(facts.input_modalities),
         list(facts.output_modalities),
+        facts.api_variant_options,
     )
+    await connection.execute(_SQL["set_current_revision"], model_id, revision_id)
 
 
 async def current_facts(connection: Connection, model_id: UUID) -> ModelFacts | None:
@@ -225,6 +236,7 @@ async def current_facts(connection: Connection, model_id: UUID) -> ModelFacts | 
         supported_reasoning_efforts=tuple(row[8]),
         input_modalities=tuple(row[9]),
         output_modalities=tuple(row[10]),
+        api_variant_options=row[11],
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -136,6 +136,7 @@ class ModelCatalog:
             request_path=row.request_path,
             api_variant=row.api_variant,
             auth_kind="api_key_header" if row.auth_kind == "api_key_header" else "bearer_token",
+            auth_header=row.auth_header,
             api_key=resolved.api_key,
             context_window_tokens=limits.context_window_tokens,
             max_output_tokens=limits.request_max_output_tokens,
@@ -145,6 +146,7 @@ class ModelCatalog:
             reasoning_effort=limits.reasoning_effort,
             cache_retention=_RETENTIONS[limits.cache_retention],
             temperature=definition.temperature,
+            options=msgspec.json.decode(row.api_variant_options, type=dict[str, Any]),
             limits=Limits(
                 connect=settings.model_connect_timeout_s,
                 first_byte=settings.model_first_byte_timeout_s,
@@ -164,7 +166,8 @@ class ModelCatalog:
     async def _load(self, configured_model_id: UUID, project_id: UUID) -> ResolvedModel:
         async with self._pool.acquire() as connection:
             row = await db.granted_model(connection, configured_model_id, project_id)
-            if row is None:
+            if row is None or row.grant_id is None:
+                # A grant is live policy: without it the next call of a running agent is refused.
                 raise NotFound("configured model")
             sealed = None if row.secret_id is None else await secrets.current_version(connection, row.secret_id)
         if sealed is None:

@@ -75,11 +75,16 @@ async def put_provider(
 async def add_models(
     connection: Connection, org_id: UUID, provider_id: UUID, models: Iterable[tuple[str, ModelFacts]], *, keep: bool
 ) -> None:
-    """Make models of a provider and grant them to every project. `keep` leaves existing ones as they are."""
+    """Make models of a provider and grant them to every project.
+
+    `keep` leaves existing ones as they are: a grant that somebody took away does not come back.
+    """
     projects = list(await catalog.org_projects(connection, org_id))
     for name, facts in models:
         ids = (new_uuid(), new_uuid())
-        model_id = await catalog.put_model(connection, org_id, provider_id, name, facts, ids, keep_existing=keep)
+        model_id, new = await catalog.put_model(connection, org_id, provider_id, name, facts, ids, keep_existing=keep)
+        if keep and not new:
+            continue
         for project_id in projects:
             await catalog.grant(connection, new_uuid(), project_id, model_id)
 
@@ -130,6 +135,7 @@ async def probe_target(db: ApiPool, ring: KeyRing, org_id: UUID, provider: str) 
         api_format=found.api_format,
         base_url=found.base_url,
         auth_kind="api_key_header" if found.auth_kind == "api_key_header" else "bearer_token",
+        auth_header=found.auth_header,
         api_key=key,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from omnara.domain.stream import Sink
 from omnara.providers import anthropic_messages, openai_chat, openai_responses
 from omnara.providers.http import AddressCheck, ConnectorFactory, HttpPool
+from omnara.providers.probe import ProbeResult, ProbeTarget, probe_models
 from omnara.providers.protocol import Failed, ModelAdapter, ModelCall, Outcome
 from omnara.providers.streaming import HttpAdapter
 
@@ -25,6 +26,7 @@ class ModelGateway:
         """`check_address(host, ip, port)` returns why an address must not be dialled, or None; it also sees
         literal addresses. `connector_factory` replaces the connector and with it the check of resolved names.
         """
+        self._check_address = check_address
         self._pool = HttpPool(check_address=check_address, connector_factory=connector_factory, trust_env=trust_env)
         self._adapters: dict[str, ModelAdapter] = {
             anthropic_messages.API_FORMAT: HttpAdapter(anthropic_messages.AnthropicMessages(), self._pool),
@@ -44,6 +46,10 @@ class ModelGateway:
                 kind="invalid_request", message=f"the wire format {call.target.api_format!r} is not supported"
             )
         return await adapter.call(call, sink)
+
+    async def probe(self, target: ProbeTarget) -> ProbeResult:
+        """Ask an endpoint for its models, under the same rule for addresses as calls. See `probe_models`."""
+        return await probe_models(target, check_address=self._check_address)
 
     async def close(self) -> None:
         """Close all adapters and connections. Calls must have ended or been cancelled before."""

@@ -10,6 +10,7 @@ Source: DESIGN §5; engine.md §7 (SSRF); invariant 7.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import importlib
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -23,7 +24,16 @@ from omnara.providers.headers import BadCredential, credential
 from omnara.providers.http import AddressCheck, AddressRefused, Answer, HttpPool, TooLarge
 from omnara.providers.protocol import ApiKey, AuthKind
 
-__all__ = ["MAX_SLUGS", "TIMEOUT_S", "Catalogue", "ProbeFailed", "ProbeResult", "ProbeTarget", "probe_models"]
+__all__ = [
+    "MAX_SLUGS",
+    "TIMEOUT_S",
+    "Catalogue",
+    "OfferedModel",
+    "ProbeFailed",
+    "ProbeResult",
+    "ProbeTarget",
+    "probe_models",
+]
 
 TIMEOUT_S: Final = 10.0
 """For a whole probe, all pages."""
@@ -39,6 +49,7 @@ _SDKS: Final = {
 }
 _KEY_HEADERS: Final = {"anthropic": anthropic_messages.KEY_HEADER, "openai": openai_chat.KEY_HEADER}
 _PAGE: Final = 1_000
+_MOST_TOKENS: Final = 2**31 - 1
 _KEPT: Final = frozenset({"accept", "user-agent", "anthropic-version"})
 _RETURNED: Final = frozenset({"content-type", "request-id", "x-request-id"})
 
@@ -51,14 +62,30 @@ class ProbeTarget(msgspec.Struct, frozen=True, kw_only=True):
     api_format: str
     base_url: str
     auth_kind: AuthKind
+    auth_header: str | None = None
     api_key: ApiKey | None = None
 
 
-class Catalogue(msgspec.Struct, frozen=True):
-    """The slugs that the endpoint offers, in its order. Not `complete` when there are more than `MAX_SLUGS`."""
+class OfferedModel(msgspec.Struct, frozen=True):
+    """A model as its provider describes it, as far as it does. `created` in seconds since 1970, sizes in tokens."""
 
-    slugs: tuple[str, ...]
+    slug: str
+    display_name: str | None = None
+    created: float = 0.0
+    context_window_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+
+class Catalogue(msgspec.Struct, frozen=True):
+    """What the endpoint offers, in its order. Not `complete` when there are more than `MAX_SLUGS`."""
+
+    models: tuple[OfferedModel, ...]
     complete: bool = True
+
+    @property
+    def slugs(self) -> tuple[str, ...]:
+        """The names alone."""
+        return tuple(model.slug for model in self.models)
 
 
 class ProbeFailed(msgspec.Struct, frozen=True):
@@ -83,7 +110,7 @@ async def probe_models(
     if sdk_name is None:
         return ProbeFailed("answer", f"the wire format {target.api_format!r} has no catalogue")
     try:
-        auth = credential(target.auth_kind, _KEY_HEADERS[sdk_name], target.api_key)
+        auth = credential(target.auth_kind, target.auth_header or _KEY_HEADERS[sdk_name], target.api_key)
     except BadCredential as error:
         return ProbeFailed("credential", str(error))
     sdk = await asyncio.to_thread(importlib.import_module, sdk_name)
@@ -106,13 +133,38 @@ def _client(sdk: Any, name: str, transport: _Transport, timeout_s: float) -> Any
 
 
 async def _list(client: Any, name: str) -> Catalogue:
-    slugs: dict[str, None] = {}
+    found: dict[str, OfferedModel] = {}
     pages = client.models.list(limit=_PAGE) if name == "anthropic" else client.models.list()
     async for model in pages:
-        if len(slugs) == MAX_SLUGS:
-            return Catalogue(tuple(slugs), complete=False)
-        slugs[model.id] = None
-    return Catalogue(tuple(slugs))
+        if len(found) == MAX_SLUGS:
+            return Catalogue(tuple(found.values()), complete=False)
+        found.setdefault(model.id, _offered(model))
+    return Catalogue(tuple(found.values()))
+
+
+def _offered(model: Any) -> OfferedModel:
+    """Read what providers say of a model under the names that they use; anything odd is as good as unsaid."""
+    created = getattr(model, "created", None)
+    if created is None:
+        moment = getattr(model, "created_at", None)
+        created = moment.timestamp() if isinstance(moment, datetime.datetime) else None
+    top = getattr(model, "top_provider", None)
+    output = getattr(model, "max_tokens", None) or (top.get("max_completion_tokens") if isinstance(top, dict) else None)
+    name = getattr(model, "display_name", None) or getattr(model, "name", None)
+    return OfferedModel(
+        slug=model.id,
+        display_name=name if isinstance(name, str) else None,
+        created=float(created) if isinstance(created, int | float) else 0.0,
+        context_window_tokens=_tokens(
+            getattr(model, "context_length", None) or getattr(model, "max_input_tokens", None), least=2
+        ),
+        max_output_tokens=_tokens(output, least=1),
+    )
+
+
+def _tokens(value: Any, *, least: int) -> int | None:
+    fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST_TOKENS
+    return value if fits else None
 
 
 class _NoCatalogue(Exception):

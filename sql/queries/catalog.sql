@@ -1,11 +1,19 @@
 -- name: granted_model
--- A configured model as a project may use it; no row without a grant. Index: pkeys, unique key of grants.
+-- A configured model as a project may use it, with what the grant switches off; no `grant_id` without one.
+-- Index: pkeys, unique key of grants.
 select m.id as configured_model_id, m.name, p.id as provider_config_id, p.name as provider_config, p.origin,
-       p.api_format, p.api_variant, p.base_url, p.request_path, p.auth_kind, p.secret_id, p.request_timeout_ms,
-       r.id as revision_id, r.provider_model_slug, r.context_window_tokens, r.max_output_tokens,
-       r.default_max_output_tokens, r.default_cache_retention, r.supports_tools, r.supports_reasoning,
-       r.default_reasoning_effort, r.supported_reasoning_efforts, r.input_modalities, r.output_modalities,
-       g.id as grant_id, g.context_window_tokens as grant_context_window, g.max_output_tokens as grant_max_output,
+       p.api_format, p.api_variant, p.base_url, p.request_path, p.auth_kind, p.auth_header, p.secret_id,
+       p.request_timeout_ms, r.id as revision_id, r.provider_model_slug, r.context_window_tokens, r.max_output_tokens,
+       r.default_max_output_tokens, r.default_cache_retention,
+       r.supports_tools and coalesce(g.supports_tools, true) as supports_tools,
+       r.supports_reasoning and coalesce(g.supports_reasoning, true) as supports_reasoning, r.default_reasoning_effort,
+       case when cardinality(g.supported_reasoning_efforts) > 0 then g.supported_reasoning_efforts
+            else r.supported_reasoning_efforts end as supported_reasoning_efforts,
+       case when cardinality(g.input_modalities) > 0 then g.input_modalities else r.input_modalities end
+         as input_modalities,
+       case when cardinality(g.output_modalities) > 0 then g.output_modalities else r.output_modalities end
+         as output_modalities,
+       r.api_variant_options, g.id as grant_id, g.context_window_tokens as grant_context_window, g.max_output_tokens as grant_max_output,
        g.default_max_output_tokens as grant_default_max_output, g.default_cache_retention as grant_cache_retention,
        g.default_reasoning_effort as grant_reasoning_effort
 from configured_models m
@@ -17,11 +25,18 @@ where m.id = $1;
 -- name: model_by_names
 -- A configured model by the names a config uses, grant or none. Index: unique names.
 select m.id as configured_model_id, m.name, p.id as provider_config_id, p.name as provider_config, p.origin,
-       p.api_format, p.api_variant, p.base_url, p.request_path, p.auth_kind, p.secret_id, p.request_timeout_ms,
-       r.id as revision_id, r.provider_model_slug, r.context_window_tokens, r.max_output_tokens,
-       r.default_max_output_tokens, r.default_cache_retention, r.supports_tools, r.supports_reasoning,
-       r.default_reasoning_effort, r.supported_reasoning_efforts, r.input_modalities, r.output_modalities,
-       g.id as grant_id, g.context_window_tokens as grant_context_window, g.max_output_tokens as grant_max_output,
+       p.api_format, p.api_variant, p.base_url, p.request_path, p.auth_kind, p.auth_header, p.secret_id,
+       p.request_timeout_ms, r.id as revision_id, r.provider_model_slug, r.context_window_tokens, r.max_output_tokens,
+       r.default_max_output_tokens, r.default_cache_retention,
+       r.supports_tools and coalesce(g.supports_tools, true) as supports_tools,
+       r.supports_reasoning and coalesce(g.supports_reasoning, true) as supports_reasoning, r.default_reasoning_effort,
+       case when cardinality(g.supported_reasoning_efforts) > 0 then g.supported_reasoning_efforts
+            else r.supported_reasoning_efforts end as supported_reasoning_efforts,
+       case when cardinality(g.input_modalities) > 0 then g.input_modalities else r.input_modalities end
+         as input_modalities,
+       case when cardinality(g.output_modalities) > 0 then g.output_modalities else r.output_modalities end
+         as output_modalities,
+       r.api_variant_options, g.id as grant_id, g.context_window_tokens as grant_context_window, g.max_output_tokens as grant_max_output,
        g.default_max_output_tokens as grant_default_max_output, g.default_cache_retention as grant_cache_retention,
        g.default_reasoning_effort as grant_reasoning_effort
 from model_provider_configs p
@@ -42,7 +57,7 @@ order by p.name, m.name;
 
 -- name: find_provider
 -- A provider config by name. Index: model_provider_configs_name.
-select id, org_id, name, api_format, base_url, request_path, auth_kind, secret_id, origin
+select id, org_id, name, api_format, base_url, request_path, auth_kind, auth_header, secret_id, origin
 from model_provider_configs where org_id = $1 and name = $2 and deleted_at is null;
 
 -- name: insert_provider
@@ -73,15 +88,15 @@ on conflict (provider_config_id, name) where deleted_at is null do nothing retur
 insert into configured_model_revisions (
   id, configured_model_id, revision, provider_model_slug, context_window_tokens, max_output_tokens,
   default_max_output_tokens, default_cache_retention, supports_tools, supports_reasoning, default_reasoning_effort,
-  supported_reasoning_efforts, input_modalities, output_modalities)
-select $1, $2, coalesce(max(r.revision), 0) + 1, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13
+  supported_reasoning_efforts, input_modalities, output_modalities, api_variant_options)
+select $1, $2, coalesce(max(r.revision), 0) + 1, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14::json
 from configured_model_revisions r where r.configured_model_id = $2;
 
 -- name: current_revision
 -- The facts of a configured model now. Index: configured_model_revisions_pkey.
 select r.provider_model_slug, r.context_window_tokens, r.max_output_tokens, r.default_max_output_tokens,
        r.default_cache_retention, r.supports_tools, r.supports_reasoning, r.default_reasoning_effort,
-       r.supported_reasoning_efforts, r.input_modalities, r.output_modalities
+       r.supported_reasoning_efforts, r.input_modalities, r.output_modalities, r.api_variant_options
 from configured_models m join configured_model_revisions r on r.id = m.current_revision_id
 where m.id = $1;
 

@@ -48,6 +48,7 @@ OPERATIONS += [
     ("get", f"{A}/artifacts/{{artifactID}}"),
     ("get", f"{A}/artifacts/{{artifactID}}/content"),
 ]
+PROVIDER = ORG + "/model-provider-configs/{modelProviderConfigID}"
 OPERATIONS += [
     ("post", "/api/v1/orgs"),
     ("delete", ORG),
@@ -64,6 +65,20 @@ OPERATIONS += [
     ("delete", f"{ORG}/secrets/{{secretID}}/grants/{{grantID}}"),
     ("get", f"{P}/secrets"),
     ("get", f"{P}/secrets/{{secretID}}"),
+    ("post", f"{ORG}/model-provider-configs"),
+    ("get", f"{ORG}/model-provider-configs"),
+    ("get", PROVIDER),
+    ("put", PROVIDER),
+    ("delete", PROVIDER),
+    ("get", f"{PROVIDER}/model-catalog"),
+    ("post", f"{PROVIDER}/models"),
+    ("get", f"{PROVIDER}/models"),
+    ("put", f"{PROVIDER}/models/{{configuredModelID}}"),
+    ("delete", f"{PROVIDER}/models/{{configuredModelID}}"),
+    ("post", f"{P}/model-grants"),
+    ("get", f"{P}/model-grants"),
+    ("patch", f"{P}/model-grants/{{modelGrantID}}"),
+    ("delete", f"{P}/model-grants/{{modelGrantID}}"),
 ]
 OURS_ALONE = {("get", "/api/v1/orgs"), ("get", f"{P}/events/stream")}
 """Routes below the contract's prefix that the contract has not."""
