@@ -14,6 +14,7 @@ from aiohttp import web
 from omnara.access.roles import ProjectScope
 from omnara.api import frames, project_cursor, sse
 from omnara.api.connection import Connection
+from omnara.api.half_open import expect_acknowledgement
 from omnara.api.middleware import REQUEST_ID, REQUEST_ID_HEADER
 from omnara.api.project_cursor import Place
 from omnara.api.project_tail import ProjectFrame
@@ -129,6 +130,7 @@ async def serve(
         response = web.StreamResponse(headers={**sse.HEADERS, REQUEST_ID_HEADER: REQUEST_ID.get()})
         with Connection.watch(request, following.reader.close):
             try:
+                expect_acknowledgement(request.transport, hub.heartbeat_s)
                 await response.prepare(request)
                 await ProjectWriter(hub, stream, following, place, response).run()
                 await response.write_eof()

@@ -17,6 +17,7 @@ from aiohttp import web
 from omnara.api import frames
 from omnara.api.connection import Connection
 from omnara.api.event_json import Owner, live_event, stored_event
+from omnara.api.half_open import expect_acknowledgement
 from omnara.api.middleware import EVENT_STREAM, REQUEST_ID, REQUEST_ID_HEADER
 from omnara.api.streams import AgentStream, SharedPage, StreamHub
 from omnara.clock import monotonic
@@ -234,6 +235,7 @@ async def serve(
         response = web.StreamResponse(headers={**HEADERS, REQUEST_ID_HEADER: REQUEST_ID.get()})
         with Connection.watch(request, stream.subscription.close):
             try:
+                expect_acknowledgement(request.transport, hub.heartbeat_s)
                 await response.prepare(request)
                 await StreamWriter(hub, stream, owner, request, response).run(first)
                 await response.write_eof()

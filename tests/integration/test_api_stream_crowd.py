@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
+import select
 import socket
+import struct
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from omnara.api import event_json, sse, streams
+from omnara.api import event_json, half_open, sse, streams
 from omnara.db.streams import LogPage
 from omnara.errors import Unavailable
 from omnara.ids import IdKind, decode
@@ -144,6 +149,62 @@ async def test_a_thousand_streams_opened_and_left(server: ApiServer) -> None:
     assert server.deps.feed.local_agents() == {}
     assert server.hub._asked == {}
     await until(lambda: len(asyncio.all_tasks()) <= before, "tasks are gone", limit_s=3)
+
+
+def deafen(sock: socket.socket) -> None:
+    """Drop every packet that arrives for this socket, as a cut network does: nothing is acknowledged any more."""
+    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    program = struct.pack("HL", 1, ctypes.addressof(nothing))
+    sock.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_ATTACH_FILTER", 26), program)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
+async def test_clients_that_vanish_without_a_word_are_noticed(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_open, "AT_LEAST_S", 0.3)
+    agent = await server.agent()
+    paths = (f"{agent}/events/stream", f"{server.scope}/events/stream")
+    with contextlib.ExitStack() as sockets:
+        for path in paths:
+            gone = sockets.enter_context(socket.create_connection((server.host, server.port)))
+            head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n\r\n"
+            gone.sendall(head.encode())
+            await until(lambda sock=gone: select.select([sock], [], [], 0)[0] != [], "the answer has begun")
+            deafen(gone)
+        assert len(server.hub) == 2
+        async with open_stream(server, agent) as healthy:
+            await until(lambda: len(server.hub) == 1, "they are taken for gone", limit_s=10)
+            await append(server, agent_of(agent), 1)
+            assert await healthy.events(2) == [1, 2]
+
+
+async def test_text_cannot_forge_frames(server: ApiServer) -> None:
+    """Source: field-reports B35: exactly one frame per event, whatever it holds."""
+    forged = "\r\n\r\nid: 999\r\nevent: error\ndata: x\n\n: ok\n\n\u2028\u2029\x85id: 7"
+    agent = await server.agent()
+    payload = msgspec.json.encode(
+        {
+            "tool_call_id": "tcl_" + "a" * 26,
+            "outcome": "succeeded",
+            "content_blocks": [{"type": "text", "text": forged}],
+        }
+    ).decode()
+    await append(server, agent_of(agent), 3)
+    # As stored by us, and as another program may have stored it: with line breaks between the fields.
+    for sequence, text in ((2, payload), (3, payload.replace(',"outcome"', ',\r\n\n"outcome"'))):
+        await server.rows(
+            "update events set payload = $3::json where agent_id = $1 and sequence = $2",
+            agent_of(agent),
+            sequence,
+            text,
+        )
+    for path in (agent, f"{server.scope}"):
+        async with open_stream(server, path, "" if path == agent else "?from=start") as stream:
+            frames = [frame for frame in [await stream.next() for _ in range(4)] if frame is not None]
+            assert [frame.event for frame in frames] == ["agent_input", "tool_result", "tool_result", "tool_result"]
+            assert [frame.data["sequence"] for frame in frames] == [1, 2, 3, 4]
+            assert [frame.data["content_blocks"][0]["text"] for frame in frames[1:3]] == [forged, forged]
 
 
 async def test_clients_that_never_read_disturb_nobody(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
