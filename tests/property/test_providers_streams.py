@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnara.domain.content import ReasoningBlock, TextBlock
+from omnara.domain.context import ContextState
+from omnara.domain.events import EventMeta
 from omnara.domain.stream import BlockStart, BlockStop, StreamDelta
-from omnara.providers import Completed, Failed
+from omnara.providers import Completed, Failed, ModelCall, ModelTarget, RenderedHistory
 from omnara.providers.anthropic_messages import AnthropicMessages
 from omnara.providers.json_events import BadEvent
 from omnara.providers.openai_chat import OpenAIChat
@@ -22,10 +24,14 @@ from omnara.providers.protocol import Outcome
 from omnara.providers.replay import unpack
 from omnara.providers.sse import SseParser
 from omnara.providers.streaming import StreamedError
-from tests.support.agent_log import new_call_id
+from omnara.testing import ModelSpec, Strictness, strict_anthropic, strict_chat, strict_responses
+from omnara.testing.signatures import Signer
+from omnara.testing.strict import Context
+from tests.support.agent_log import Log, new_call_id, stored
 
+TEXTS = ("", " ", "x", "\x00", "😀", "stop", "{}", "a b", "x" * 70, "rs_1", "fc_1", "reasoning", "message", "refusal")
 JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["", " ", "x", "\x00", "😀", "stop", "{}"]),
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(TEXTS),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "text"]), inner, max_size=2),
     max_leaves=4,
 )
@@ -179,6 +185,46 @@ def test_streams_with_things_wrong(name: str, data: st.DataObject) -> None:
     assert isinstance(outcome, (Completed, Failed))
     if isinstance(outcome, Completed):
         check_sound(outcome)
+        check_repeatable(name, outcome)
+
+
+class Trusting(Signer):
+    """Takes every signature for its own: what is checked here is all the rest."""
+
+    def verify(self, model: str, text: str, signature: str) -> bool:
+        return True
+
+    def unseal(self, model: str, data: str, label: str = "") -> bool:
+        return True
+
+
+STRICT = Context(strictness=Strictness(), spec=ModelSpec(), signer=Trusting(), tokens=1)
+
+
+def check_repeatable(name: str, outcome: Completed) -> None:
+    """The request after this answer is one that its provider takes: a bad answer must not end the conversation."""
+    api_format, check = CHECKS[name]
+    target = ModelTarget(revision_id="r", provider="p", api_format=api_format, slug="scripted", supports_reasoning=True)
+    log = Log()
+    log.user("go")
+    meta = EventMeta(1, "p", api_format, "scripted", "r")
+    log.output(*map(stored, outcome.blocks), stop=outcome.stop_reason, meta=meta, replay=outcome.replay)
+    for made in outcome.calls:
+        log.result(made.public_id, TextBlock("ok"))
+    log.user("on")
+    context = ContextState()
+    context.extend(log.events)
+    call = ModelCall(
+        target=target, system="", tools=(), context=context, history=RenderedHistory(), new_call_id=new_call_id
+    )
+    check(msgspec.json.decode(WIRES[name][0].body(call)), STRICT)
+
+
+CHECKS: dict[str, tuple[str, Callable[[Any, Context], None]]] = {
+    "anthropic": ("anthropic_messages", strict_anthropic.check),
+    "chat": ("openai_chat_completions", strict_chat.check),
+    "responses": ("openai_responses", strict_responses.check),
+}
 
 
 def check_sound(outcome: Completed) -> None:
