@@ -399,6 +399,29 @@ async def test_a_refused_replay_is_named(gateway: ModelGateway, endpoint: Canned
     assert b"sealed" not in endpoint.requests[-1][1]
 
 
+async def test_reasoning_that_its_provider_no_longer_reads_is_left_out_from_then_on(gateway: ModelGateway) -> None:
+    """Another organization's key, for instance. Source: field-reports B02."""
+    busy = Answer(blocks=(Thinking("hm"), Call("look", {})))
+    async with ModelServer(plan(busy, busy, say("Done."))) as server:
+        driver = Driver(gateway, target(server.url + "/v1", slug="scripted"))
+        driver.log.user("go")
+        first = await driver.attempt()
+        assert isinstance(first, Completed)
+        driver.log.result(first.calls[0].public_id, TextBlock("ok"))
+        server.signer = type(server.signer)(b"another key")
+        refused = await driver.attempt()
+        assert isinstance(refused, Failed)
+        assert (refused.kind, refused.status) == ("replay_rejected", 400)
+        again = await driver.attempt(suppress_replay=True)
+        assert isinstance(again, Completed), again
+        driver.log.result(again.calls[0].public_id, TextBlock("ok"))
+        assert isinstance(await driver.attempt(), Completed)  # the new reasoning goes back
+        last = json.loads(server.log.entries[-1].raw or b"")["input"]
+    assert [item["type"] for item in last if item.get("role") != "user"] == [
+        "function_call", "function_call_output", "reasoning", "function_call", "function_call_output"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("chunk", [1, 50_000])
 async def test_the_scripted_model_takes_its_reasoning_back_for_many_turns(gateway: ModelGateway, chunk: int) -> None:
     busy = Answer(blocks=(Thinking("Why?"), Text("Because."), Call("look", {"n": 1}), Call("look", {})))
