@@ -20,7 +20,9 @@ MEDIA_TOKENS: Final = 4784
 """The price of a file: that of an image. What a file is, and how much of it is shown, is known per request only."""
 
 _FRAME: Final = 40
-"""Bytes of JSON around a text, a call or a result."""
+_CALL: Final = 110
+_ANSWER: Final = 90
+"""Bytes of JSON around a text, a call and the answer to one, ids included."""
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ def parts_bytes(parts: Sequence[Part]) -> int:
 
 def answer_bytes(answer: AnsweredCall) -> int:
     """Return the size of the answer to a call."""
-    return text_bytes(answer.text) + _FRAME + parts_bytes(answer.media)
+    return text_bytes(answer.text) + _ANSWER + parts_bytes(answer.media)
 
 
 def message_bytes(message: Message) -> int:
@@ -65,7 +67,7 @@ def message_bytes(message: Message) -> int:
         return _FRAME + sum(map(answer_bytes, message.results))
     if isinstance(message, AssistantMessage):
         texts = sum(text_bytes(block.text) + _FRAME for block in message.blocks if isinstance(block, TextBlock))
-        calls = sum(len(msgspec.json.encode(call.input)) + len(call.name) + 2 * _FRAME for call in message.calls)
+        calls = sum(len(msgspec.json.encode(call.input)) + len(call.name) + _CALL for call in message.calls)
         # What is replayed takes the place of the neutral blocks.
         return _FRAME + max(texts + calls, len(message.replay or b""))
     assert_never(message)
