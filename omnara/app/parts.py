@@ -11,6 +11,7 @@ from omnara.app.identity import IdentityService
 from omnara.app.listeners import Listener, api_limits
 from omnara.app.pools import Pools
 from omnara.db.connection import ConnectSettings
+from omnara.engine.artifacts_tools import AgentFiles
 from omnara.engine.catalog import ModelCatalog
 from omnara.engine.deps import Deps
 from omnara.engine.feed import Feed
@@ -76,7 +77,8 @@ def build(
     if "maintenance" in settings.roles:
         services.append(Upkeep(deps, database))
     if "worker" in settings.roles:
-        tools = ToolContext(extractor=Extractor(), allow=allow_list(settings))
+        files = AgentFiles(pools.api, deps.blobs)
+        tools = ToolContext(extractor=Extractor(), allow=allow_list(settings), files=files)
         worker = Worker(deps, database, identity, hints.bus, pools.session, PlanSource(deps.models), tools)
         identity.listen(worker)
         services.append(worker)

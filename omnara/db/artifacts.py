@@ -89,6 +89,11 @@ async def find_artifacts(connection: Connection, agent_id: UUID, ids: Sequence[U
     return [ArtifactRow(*row) for row in await connection.fetch(_SQL["find_artifacts"], agent_id, list(ids))]
 
 
+async def newest_texts(connection: Connection, agent_id: UUID, limit: int) -> list[ArtifactRow]:
+    """Return the newest text files of an agent."""
+    return [ArtifactRow(*row) for row in await connection.fetch(_SQL["newest_texts"], agent_id, limit)]
+
+
 async def read_chunks(connection: Connection, row: ArtifactRow, first: int, last: int) -> list[bytes]:
     """Return the chunks `first` to `last`, both included, of a content kept here."""
     return [chunk[0] for chunk in await connection.fetch(_SQL["read_chunks"], row.org_id, row.digest, first, last)]

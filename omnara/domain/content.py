@@ -64,7 +64,12 @@ class MediaPart(msgspec.Struct, frozen=True):
     """The place of a stored file in a conversation. What it is and what of it is shown is decided per request."""
 
     artifact_id: str
+    previewed: bool = False
+    """Whether its beginning stands beside it as text, so that it is only named."""
 
+
+OVERFLOW_KEY = "omnara_overflow"
+"""Metadata of the reference to a result's text that was too long for the log."""
 
 Part = str | MediaPart
 """One thing said to a model: a text that is not blank, or a file."""

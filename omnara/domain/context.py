@@ -224,7 +224,8 @@ class ContextState:
         shown_chars = self._shown.get(call.name) if call.tool_type == "built_in" else None
         text = result_text(payload.outcome, payload.content_blocks, shown_chars)
         media = result_media(payload.content_blocks)
-        answer = AnsweredCall(payload.tool_call_id, text, payload.outcome != "succeeded", media)
+        shown = tuple(part for part in media if not part.previewed)
+        answer = AnsweredCall(payload.tool_call_id, text, payload.outcome != "succeeded", shown)
         self._open.answers[payload.tool_call_id] = (sequence, answer)
         self.media.extend(media)
         self._size += len(text) + OVERHEAD
@@ -259,7 +260,9 @@ class ContextState:
     def _recount(self, cuts: list[Cut], gone: int) -> None:
         """Count again after a checkpoint: what is left is small. `gone` messages fewer stand before each cut."""
         self._size = sum(map(size_of, self.settled)) + self._open.bytes_size
-        self.media = [*(media for message in self.settled for media in media_of(message)), *self._open.media()]
+        previewed = (part for part in self.media if part.previewed)  # a summary may speak of them
+        shown = (part for message in self.settled for part in media_of(message))
+        self.media = [*previewed, *shown, *self._open.media()]
         before = [0, *accumulate(map(message_bytes, self.settled))]
         self._told = before[-1]
         at = [(cut, cut.index - gone) for cut in cuts if cut.index is not None]

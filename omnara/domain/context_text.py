@@ -16,6 +16,7 @@ import msgspec
 from omnara.domain.content import (
     EMPTY_RESULT_TEXT,
     INTERRUPTED_TEXT,
+    OVERFLOW_KEY,
     InputBlock,
     MediaPart,
     MediaRefBlock,
@@ -66,7 +67,11 @@ def input_parts(blocks: Sequence[InputBlock]) -> list[Part]:
 
 def result_media(blocks: Sequence[ResultBlock]) -> tuple[MediaPart, ...]:
     """The files of a result, which follow its text."""
-    return tuple(MediaPart(block.artifact_id) for block in blocks if isinstance(block, MediaRefBlock))
+    return tuple(
+        MediaPart(block.artifact_id, previewed=OVERFLOW_KEY in (block.metadata or {}))
+        for block in blocks
+        if isinstance(block, MediaRefBlock)
+    )
 
 
 def media_text(artifact_id: str) -> str:
@@ -87,7 +92,8 @@ def result_text(outcome: Outcome, blocks: Sequence[ResultBlock], shown_chars: in
         elif isinstance(block, StructuredDataBlock):
             parts.append(msgspec.json.encode(block.value).decode())
         elif isinstance(block, MediaRefBlock):
-            parts.append(f"[Attachment {block.artifact_id}]")
+            if OVERFLOW_KEY not in (block.metadata or {}):  # the preview beside it says where it is
+                parts.append(f"[Attachment {block.artifact_id}]")
         else:
             assert_never(block)
     return "\n".join(parts) or EMPTY_RESULT_TEXT

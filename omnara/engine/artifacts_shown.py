@@ -81,6 +81,8 @@ async def files_of(
     not take. Reads what is not in memory; at most the request's limit is held. Raises DatabaseUnavailable, Unavailable.
     """
     names = list(dict.fromkeys(part.artifact_id for part in media))
+    if not names:
+        return {}
     ids = {name: artifact_uuid(name) for name in names}
     async with deps.db.acquire() as connection:
         known = [artifact_id for artifact_id in ids.values() if artifact_id is not None]
@@ -148,7 +150,7 @@ async def _shown(deps: Deps, name: str, row: ArtifactRow) -> ModelFile:
         data = await deps.blobs.read(deps.db, row, 0, size)
         # The cut may go through a character.
         whole = data.decode("utf-8", "ignore").encode()
-        return msgspec.structs.replace(_named(name, row, f"Its first {len(whole)} bytes:"), data=whole)
+        return msgspec.structs.replace(_named(name, row, f"Its first {len(whole)} bytes:"), data=whole, cut=True)
     data = await deps.blobs.whole(deps.db, row)
     if _kind(row) != "text":
         data = await asyncio.to_thread(base64.b64encode, data) if size > _ENCODED_IN_THREAD else base64.b64encode(data)

@@ -6,7 +6,7 @@ A plan is built once per config and model revision and then shared by all agents
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Final
 from uuid import UUID
@@ -22,7 +22,7 @@ from omnara.ids import IdKind, decode
 from omnara.log import get_logger
 from omnara.providers.protocol import ModelTarget, ToolSpec
 from omnara.tools.protocol import Effect, PermissionSelection, Tool
-from omnara.tools.registry import BUILT_IN
+from omnara.tools.registry import BUILT_IN, FILE_TOOLS
 from omnara.vault import SecretUnreadable
 
 log = get_logger(__name__)
@@ -127,10 +127,7 @@ class PlanSource:
 
 def _plan(config: ResolvedConfig, first: ModelOption, others: tuple[ModelOption, ...]) -> StepPlan:
     policies = policies_of(config.definition)
-    tools = tuple(
-        ToolSpec(policy.tool.name, policy.tool.description, dict(policy.tool.input_schema))
-        for policy in policies.values()
-    )
+    tools = tuple(_spec(policy.tool) for name, policy in policies.items() if name in config.definition.tools)
     return StepPlan(
         config_id=config.id,
         revision_id=first.revision_id,
@@ -144,8 +141,17 @@ def _plan(config: ResolvedConfig, first: ModelOption, others: tuple[ModelOption,
     )
 
 
+def _spec(tool: Tool) -> ToolSpec:
+    return ToolSpec(tool.name, tool.description, dict(tool.input_schema))
+
+
+_FILE_SPECS: Final = tuple(_spec(BUILT_IN[name]) for name in FILE_TOOLS)
+
+
 def policies_of(definition: Definition) -> dict[str, ToolPolicy]:
-    """The tools of a definition by name. A built-in that this release no longer has is left out: calls to it fail."""
+    """The tools of a definition by name, and those that read files, which every agent may call. A built-in that this
+    release no longer has is left out: calls to it fail.
+    """
     policies = {}
     for name, entry in definition.tools.items():
         if isinstance(entry, BuiltInTool):
@@ -161,7 +167,15 @@ def policies_of(definition: Definition) -> dict[str, ToolPolicy]:
             )
         if tool is not None:
             policies[name] = ToolPolicy(tool, entry.permission.mode)
+    for name in FILE_TOOLS:
+        policies.setdefault(name, ToolPolicy(BUILT_IN[name], BUILT_IN[name].default_permission.mode))
     return policies
+
+
+def with_file_tools(offered: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+    """Add the tools that read files, to be offered once a conversation has a file that is only shown in part."""
+    names = {tool.name for tool in offered}
+    return (*offered, *(spec for spec in _FILE_SPECS if spec.name not in names))
 
 
 def _unusable(config: ResolvedConfig, problem: str) -> StepPlan:

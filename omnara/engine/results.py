@@ -20,7 +20,8 @@ from omnara.db.reads import EventRow
 from omnara.domain.content import InlineMedia, MediaRefBlock, NewResultBlock, StructuredDataBlock, TextBlock
 from omnara.domain.text import clean, clean_text
 from omnara.engine.appending import Appending, wake_if_runnable
-from omnara.engine.artifacts import NO_FILES, attach, take_in
+from omnara.engine.artifacts import NO_FILES, TakenIn, attach, take_in
+from omnara.engine.artifacts_overflow import may_spill, spilled
 from omnara.engine.deps import Deps, announce
 from omnara.engine.inputs import MAX_TEXT_BYTES
 from omnara.engine.scope import AgentPath, locate
@@ -50,11 +51,13 @@ async def submit_result(
     """
     stored: list[Any] = list(blocks)
     taken = NO_FILES
-    if any(isinstance(block, InlineMedia) for block in blocks):
+    if any(isinstance(block, InlineMedia) for block in blocks) or may_spill(blocks):
         async with deps.db.acquire() as connection:
             agent = await locate(connection, p, path, ProjectAction.OPERATE)
-            _check_open(await calls.find_call(connection, agent.id, call_id))
-        stored, taken = await take_in(deps, agent.org_id, clean_result(blocks))
+            call = _check_open(await calls.find_call(connection, agent.id, call_id))
+        stored, media = await take_in(deps, agent.org_id, clean_result(blocks))
+        stored, long = await spilled(deps.db, deps.blobs, agent.org_id, call.name, stored)
+        taken = TakenIn(media.files + long.files)
 
     async def work(connection: Connection) -> SubmittedResult:
         agent = await locate(connection, p, path, ProjectAction.OPERATE)

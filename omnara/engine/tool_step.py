@@ -76,7 +76,11 @@ async def run_calls(
 
 async def _run_one(agent_id: UUID, call: RunningCall, context: ToolContext) -> ToolResult:
     try:
-        return await execute(ToolCallRequest(call.id, agent_id, call.name, call.input), context)
+        result = await execute(ToolCallRequest(call.id, agent_id, call.name, call.input), context)
+        if context.files is None:
+            return result
+        blocks = await context.files.spill(agent_id, call.name, result.content_blocks)
+        return msgspec.structs.replace(result, content_blocks=tuple(blocks))
     except Exception:  # a fault of one tool fails its call, never the agent
         log.exception("tool_fault", tool=call.name)
         return failed(f"The tool {call.name} failed by an internal fault.", TOOL_FAULT)

@@ -16,6 +16,7 @@ import msgspec
 from omnara.domain.content import INTERRUPTED_TEXT, ResultBlock, StructuredDataBlock, TextBlock
 from omnara.domain.events import Outcome
 from omnara.tools.extract import Extractor
+from omnara.tools.files import FileStore
 from omnara.tools.ssrf import AllowList, HttpSessionFactory, Resolver, open_session
 
 __all__ = [
@@ -126,13 +127,15 @@ class ToolLimits(msgspec.Struct, frozen=True):
 
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process gives to its tools. Built once and shared: tools keep no state of their own in it."""
+    """What the process gives to its tools. Without `files` long results stay as they are and there is nothing to read.
+    Built once and shared: tools keep no state of their own in it."""
 
     extractor: Extractor
     allow: AllowList = AllowList()
     resolver: Resolver | None = None
     open_session: HttpSessionFactory = open_session
     limits: ToolLimits = ToolLimits()
+    files: FileStore | None = None
 
 
 class ToolExecutor(Protocol):

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from omnara.tools.builtin import ask_question, web_fetch
+from omnara.tools.builtin import ask_question, read_file, search_files, web_fetch
 from omnara.tools.protocol import (
     ALWAYS_ALLOW,
     ALWAYS_ASK,
@@ -36,6 +36,7 @@ from omnara.tools.schema import check_input, malformed
 __all__ = [
     "BUILT_IN",
     "CUSTOM_DEFAULT",
+    "FILE_TOOLS",
     "MCP_DEFAULT",
     "PERMISSION_MODES",
     "SHOWN_CHARS",
@@ -48,7 +49,8 @@ __all__ = [
     "unsupported",
 ]
 
-_TOOLS: Final = {tool.name: tool for tool in sorted((ask_question.TOOL, web_fetch.TOOL), key=lambda tool: tool.name)}
+_SHIPPED: Final = (ask_question.TOOL, read_file.TOOL, search_files.TOOL, web_fetch.TOOL)
+_TOOLS: Final = {tool.name: tool for tool in sorted(_SHIPPED, key=lambda tool: tool.name)}
 
 BUILT_IN: Final[Mapping[str, Tool]] = MappingProxyType(_TOOLS)
 """Built-in tools by name, sorted."""
@@ -58,7 +60,14 @@ SHOWN_CHARS: Final[Mapping[str, int]] = {
 }
 """How many characters of a text result a model is shown; results are stored longer. Source: engine.md §7."""
 
-_EXECUTORS: Final[dict[str, ToolExecutor]] = {web_fetch.TOOL.name: web_fetch.execute}
+FILE_TOOLS: Final = (read_file.TOOL.name, search_files.TOOL.name)
+"""Tools that every agent may use as soon as it has a file to read; others are its config's choice."""
+
+_EXECUTORS: Final[dict[str, ToolExecutor]] = {
+    read_file.TOOL.name: read_file.execute,
+    search_files.TOOL.name: search_files.execute,
+    web_fetch.TOOL.name: web_fetch.execute,
+}
 
 CUSTOM_DEFAULT: Final = PermissionSelection(ALWAYS_ALLOW)
 MCP_DEFAULT: Final = PermissionSelection(ALWAYS_ASK)

@@ -1,6 +1,7 @@
 """Calls again where a provider refused something that can be left out: replayed content, a file.
 
 What is in the log stays in the log, so a refused part of it would end the conversation for good.
+The files of a conversation come in here too: what they are is read for the request, since which ones fit differs.
 Source: field-reports B02, B03.
 """
 
@@ -15,6 +16,7 @@ from omnara.domain.message import media_of
 from omnara.domain.stream import StreamDelta
 from omnara.engine.artifacts_shown import files_of, shown_parts
 from omnara.engine.deps import Deps
+from omnara.engine.plan import with_file_tools
 from omnara.errors import Unavailable
 from omnara.providers.protocol import Completed, Failed, ModelCall
 
@@ -45,18 +47,22 @@ async def call_with_files(deps: Deps, agent_id: UUID, call: ModelCall, reader: R
     context, history = call.context, call.history
     if not context.media:
         return await _call(deps, call, reader)
+    media = [part for part in context.media if not part.previewed]
+    previewed = len(media) < len(context.media)
     newest = [part for message in context.tail() for part in media_of(message)]
     refused = history.refused_files
     while True:
         try:
-            files = await files_of(deps, agent_id, context.media, call.target, refused)
+            files = await files_of(deps, agent_id, media, call.target, refused)
         except Unavailable as error:
             return Failed(kind="transient", message=f"the files of the conversation could not be read: {error}")
+        if previewed or any(file.cut for file in files.values()):
+            call = msgspec.structs.replace(call, tools=with_file_tools(call.tools))
         outcome = await _call(deps, msgspec.structs.replace(call, media=files), reader)
         if not _may_be_a_file(outcome):
             history.refused_files = refused
             return outcome
-        shown = shown_parts(files, newest) or shown_parts(files, context.media)
+        shown = shown_parts(files, newest) or shown_parts(files, media)
         if not shown:
             return outcome
         if reader.shown:

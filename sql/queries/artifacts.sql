@@ -34,6 +34,13 @@ select a.agent_id, a.id, a.org_id, a.digest, a.size, a.media_type, a.filename, a
 from artifacts a join artifact_blobs b on b.org_id = a.org_id and b.digest = a.digest
 where a.agent_id = $1 and a.id = any($2::uuid[]);
 
+-- name: newest_texts
+-- The newest text files of an agent; their ids grow with time. Index: artifacts_pkey.
+select a.agent_id, a.id, a.org_id, a.digest, a.size, a.media_type, a.filename, a.width, a.height, a.created_at,
+       b.chunk_bytes, b.place
+from artifacts a join artifact_blobs b on b.org_id = a.org_id and b.digest = a.digest
+where a.agent_id = $1 and a.media_type like 'text/%' order by a.id desc limit $2;
+
 -- name: read_chunks
 -- Pieces of a content, in order. Index: artifact_chunks_pkey.
 select data from artifact_chunks where org_id = $1 and digest = $2 and ordinal between $3 and $4 order by ordinal;

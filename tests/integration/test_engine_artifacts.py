@@ -9,12 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnara.domain.content import InlineMedia, StructuredDataBlock, TextBlock
+from omnara.db.artifacts import newest_texts
+from omnara.domain.content import InlineMedia, MediaRefBlock, StructuredDataBlock, TextBlock
 from omnara.engine.artifacts_store import Blobs
+from omnara.engine.artifacts_tools import AgentFiles
 from omnara.engine.inputs import create_input
 from omnara.engine.results import submit_result
 from omnara.errors import Conflict, IdempotencyKeyConflict, InvalidRequest, NotFound, RequestTooLarge
 from omnara.ids import IdKind, decode, new_uuid
+from omnara.tools.extract import Extractor
+from omnara.tools.protocol import ToolCallRequest, ToolContext
+from omnara.tools.registry import execute
 from tests.support.engine_case import LOOK, Engine
 from tests.support.pictures import PDF, inline, png
 
@@ -160,3 +165,46 @@ async def test_contents_without_a_reference_are_removed_in_time(engine: Engine) 
     assert len(await engine.fetch("select from artifact_chunks")) == 1
     await store.put(engine.deps.db, engine.project.org_id, digest, left)
     assert await blobs(engine) == 2
+
+
+async def test_tools_see_the_files_of_their_agent_only(engine: Engine) -> None:
+    one, other = await engine.agent(), await engine.agent()
+    text = "".join(f"line {number}\n" for number in range(100_000)).encode()
+    made = await create_input(engine.deps, engine.p, one, [inline(text, "text/csv", "a.csv"), inline(png())])
+    name, picture = (block["artifact_id"] for block in msgspec.json.decode(made.input.content))
+    files = AgentFiles(engine.deps.db, engine.deps.blobs)
+    context = ToolContext(extractor=Extractor(), files=files)
+
+    async def page(agent_id: Any, path: str, **more: Any) -> Any:
+        return await execute(ToolCallRequest(new_uuid(), agent_id, "read_file", {"path": path, **more}), context)
+
+    read = await page(one.agent_id, name, start_line=90_001, lines=2)
+    assert read.content_blocks[0] == TextBlock("line 90000\nline 90001")
+    assert read.content_blocks[1].value["next"] == {"start_line": 90_003, "column": 0}
+    assert (await page(one.agent_id, picture)).content_blocks[1] == MediaRefBlock(picture)
+    assert (await page(other.agent_id, name)).error_code == "file_not_found"
+    assert [file.filename for file in await files.texts(one.agent_id, 10)] == ["a.csv"]
+    assert await files.texts(other.agent_id, 10) == []
+
+
+async def test_a_result_beyond_all_limits_is_cut(engine: Engine) -> None:
+    path = await engine.agent()
+    files = AgentFiles(engine.deps.db, engine.deps.blobs)
+    shown, reference = await files.spill(path.agent_id, "flood", [TextBlock("ä" * (25 * MIB))])
+    assert isinstance(shown, TextBlock)
+    assert isinstance(reference, MediaRefBlock)
+    assert f"of {50 * MIB} bytes are shown" in shown.text
+    assert f"last {2 * MIB} bytes were not kept" in shown.text
+    [row] = await artifacts(engine)
+    assert row["size"] == 48 * MIB
+
+
+async def test_memory_for_contents_is_bounded(engine: Engine) -> None:
+    path = await engine.agent()
+    store = Blobs(memory_bytes=3 * MIB)
+    await create_input(engine.deps, engine.p, path, [inline(b"%d" % n + b"a" * MIB, "text/plain") for n in range(5)])
+    async with engine.deps.db.acquire() as connection:
+        rows = await newest_texts(connection, path.agent_id, 10)
+    for row in [*rows, *rows]:
+        assert len(await store.whole(engine.deps.db, row)) == row.size
+        assert 0 < store.memory_used <= 3 * MIB
