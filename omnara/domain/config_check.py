@@ -22,15 +22,16 @@ from omnara.domain.config import (
     ToolDefinition,
 )
 from omnara.domain.config_source import join_path
-from omnara.domain.text import is_blank
+from omnara.domain.config_values import Problem, Values, describe
+
+__all__ = ["BuiltIn", "Draft", "DraftFallback", "DraftModel", "Offer", "Problem", "check_document", "describe"]
 
 TOOL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MAX_TOOLS: Final = 128
+MAX_FALLBACKS: Final = 5
 MAX_INSTRUCTION_CHARS: Final = 256 * 1024
 MAX_DESCRIPTION_CHARS: Final = 16 * 1024
 MAX_NAME_CHARS: Final = 256
-MAX_SHOWN: Final = 50
-"""Faults listed in one answer; the rest is counted."""
 
 _LATER: Final = (
     "event_webhook",
@@ -47,18 +48,20 @@ _LATER: Final = (
 
 _TOP: Final = frozenset({"version", "instruction", "model", "tools", "temperature", *_LATER})
 _MODEL: Final = frozenset(
-    {"provider_config", "name", "context_window_tokens", "default_max_output_tokens", "cache_retention", "reasoning"}
+    {
+        "provider_config",
+        "name",
+        "context_window_tokens",
+        "default_max_output_tokens",
+        "cache_retention",
+        "reasoning",
+        "fallback_models",
+    }
 )
+_FALLBACK: Final = frozenset({"provider_config", "name"})
 _TOOL: Final = frozenset({"type", "enabled", "permission", "description", "input_schema"})
 _MODES: Final = frozenset(get_args(PermissionMode))
 _RETENTIONS: Final = frozenset(get_args(CacheRetention))
-
-
-class Problem(msgspec.Struct, frozen=True, order=True):
-    """A fault and where it is (dotted path, empty for the document)."""
-
-    path: str
-    message: str
 
 
 class BuiltIn(msgspec.Struct, frozen=True):
@@ -75,6 +78,13 @@ class Offer(msgspec.Struct, frozen=True):
     schema_problems: Callable[[dict[str, Any]], Iterable[tuple[str, str]]]
 
 
+class DraftFallback(msgspec.Struct, frozen=True):
+    """A further model, as the source names it."""
+
+    provider_config: str
+    name: str
+
+
 class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     """The model as the source names it, with what it narrows."""
 
@@ -84,6 +94,7 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     default_max_output_tokens: int | None = None
     cache_retention: CacheRetention | None = None
     reasoning: Reasoning | None = None
+    fallback_models: tuple[DraftFallback, ...] = ()
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -95,13 +106,6 @@ class Draft(msgspec.Struct, frozen=True):
     temperature: float | None
 
 
-def describe(problems: Iterable[Problem]) -> str:
-    """Return the faults as one line, sorted by path and message."""
-    ordered = sorted(set(problems))
-    shown = "; ".join(f"{p.path}: {p.message}" if p.path else p.message for p in ordered[:MAX_SHOWN])
-    return shown if len(ordered) <= MAX_SHOWN else f"{shown}; and {len(ordered) - MAX_SHOWN} more"
-
-
 def check_document(document: Mapping[str, Any], offer: Offer) -> Draft | list[Problem]:
     """Return the draft of a document, or everything that is wrong with it."""
     check = _Check(offer)
@@ -109,21 +113,21 @@ def check_document(document: Mapping[str, Any], offer: Offer) -> Draft | list[Pr
     return check.problems if check.problems or draft is None else draft
 
 
-class _Check:
+class _Check(Values):
     """Collects faults while building the parts; a part with a fault is None and never used."""
 
     def __init__(self, offer: Offer) -> None:
+        super().__init__()
         self._offer = offer
-        self.problems: list[Problem] = []
 
     def document(self, document: Mapping[str, Any]) -> Draft | None:
-        self._known_keys(document, _TOP, "")
+        self.known_keys(document, _TOP, "")
         for key in _LATER:
             if document.get(key) not in (None, [], {}):
-                self._fault(key, "is not supported yet")
+                self.fault(key, "is not supported yet")
         if document.get("version", "v1") != "v1":
-            self._fault("version", "must be v1")
-        instruction = self._text(document, "instruction", "", MAX_INSTRUCTION_CHARS)
+            self.fault("version", "must be v1")
+        instruction = self.text(document, "instruction", "", MAX_INSTRUCTION_CHARS)
         model = self._model(document.get("model"))
         tools = self._tools(document.get("tools"))
         temperature = self._temperature(document.get("temperature"))
@@ -135,17 +139,18 @@ class _Check:
 
     def _model(self, value: Any) -> DraftModel | None:
         if not isinstance(value, dict):
-            self._fault("model", "is required" if value is None else "must be a mapping")
+            self.fault("model", "is required" if value is None else "must be a mapping")
             return None
-        self._known_keys(value, _MODEL, "model")
-        provider = self._text(value, "provider_config", "model", MAX_NAME_CHARS)
-        name = self._text(value, "name", "model", MAX_NAME_CHARS)
-        window = self._positive(value, "context_window_tokens", "model")
-        output = self._positive(value, "default_max_output_tokens", "model")
+        self.known_keys(value, _MODEL, "model")
+        provider = self.text(value, "provider_config", "model", MAX_NAME_CHARS)
+        name = self.text(value, "name", "model", MAX_NAME_CHARS)
+        window = self.positive(value, "context_window_tokens", "model")
+        output = self.positive(value, "default_max_output_tokens", "model")
         retention = value.get("cache_retention")
         if retention is not None and not (isinstance(retention, str) and retention in _RETENTIONS):
-            self._fault("model.cache_retention", "must be none, short or long")
+            self.fault("model.cache_retention", "must be none, short or long")
         reasoning = self._reasoning(value.get("reasoning"))
+        fallbacks = self._fallbacks(value.get("fallback_models"))
         if provider is None or name is None:
             return None
         return DraftModel(
@@ -155,26 +160,47 @@ class _Check:
             default_max_output_tokens=output,
             cache_retention=retention,
             reasoning=reasoning,
+            fallback_models=fallbacks,
         )
+
+    def _fallbacks(self, value: Any) -> tuple[DraftFallback, ...]:
+        path = "model.fallback_models"
+        if value is None:
+            return ()
+        if not isinstance(value, list) or len(value) > MAX_FALLBACKS:
+            self.fault(path, f"must be a list of at most {MAX_FALLBACKS}")
+            return ()
+        found = []
+        for number, entry in enumerate(value):
+            where = f"{path}.{number}"
+            if not isinstance(entry, dict):
+                self.fault(where, "must be a mapping")
+                continue
+            self.known_keys(entry, _FALLBACK, where)
+            provider = self.text(entry, "provider_config", where, MAX_NAME_CHARS)
+            name = self.text(entry, "name", where, MAX_NAME_CHARS)
+            if provider is not None and name is not None:
+                found.append(DraftFallback(provider, name))
+        return tuple(found)
 
     def _reasoning(self, value: Any) -> Reasoning | None:
         if value is None:
             return None
         if not isinstance(value, dict):
-            self._fault("model.reasoning", "must be a mapping")
+            self.fault("model.reasoning", "must be a mapping")
             return None
-        self._known_keys(value, frozenset({"effort"}), "model.reasoning")
-        effort = self._text(value, "effort", "model.reasoning", 64)
+        self.known_keys(value, frozenset({"effort"}), "model.reasoning")
+        effort = self.text(value, "effort", "model.reasoning", 64)
         return None if effort is None else Reasoning(effort)
 
     def _tools(self, value: Any) -> dict[str, ToolDefinition]:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            self._fault("tools", "must be a mapping from tool names")
+            self.fault("tools", "must be a mapping from tool names")
             return {}
         if len(value) > MAX_TOOLS:
-            self._fault("tools", f"must not be more than {MAX_TOOLS}")
+            self.fault("tools", f"must not be more than {MAX_TOOLS}")
         tools: dict[str, ToolDefinition] = {}
         for name, entry in value.items():
             tool = self._tool(name, entry)
@@ -185,45 +211,45 @@ class _Check:
     def _tool(self, name: str, entry: Any) -> ToolDefinition | None:
         path = join_path("tools", name)
         if TOOL_NAME.fullmatch(name) is None:
-            self._fault(path, "must be a letter or underscore, then up to 63 letters, digits or underscores")
+            self.fault(path, "must be a letter or underscore, then up to 63 letters, digits or underscores")
         if name.startswith("mcp__"):
-            self._fault(path, "must not start with mcp__")
+            self.fault(path, "must not start with mcp__")
         entry = {} if entry is None else entry
         if not isinstance(entry, dict):
-            self._fault(path, "must be a mapping")
+            self.fault(path, "must be a mapping")
             return None
-        self._known_keys(entry, _TOOL, path)
+        self.known_keys(entry, _TOOL, path)
         if not isinstance(entry.get("enabled", True), bool):
-            self._fault(f"{path}.enabled", "must be true or false")
+            self.fault(f"{path}.enabled", "must be true or false")
         kind = entry.get("type", "built_in")
         if kind == "custom":
             tool: ToolDefinition | None = self._custom(name, entry, path)
         elif kind == "built_in":
             tool = self._built_in(name, entry, path)
         else:
-            self._fault(f"{path}.type", "must be built_in or custom")
+            self.fault(f"{path}.type", "must be built_in or custom")
             return None
         return tool if entry.get("enabled", True) is True else None
 
     def _built_in(self, name: str, entry: dict[str, Any], path: str) -> ToolDefinition | None:
         known = self._offer.built_in.get(name)
         if known is None:
-            self._fault(path, "is not a built-in tool of this server; a tool of your own needs type: custom")
+            self.fault(path, "is not a built-in tool of this server; a tool of your own needs type: custom")
             return None
         for key in ("description", "input_schema"):
             if key in entry:
-                self._fault(f"{path}.{key}", "is not allowed for a built-in tool")
+                self.fault(f"{path}.{key}", "is not allowed for a built-in tool")
         permission = self._permission(entry.get("permission"), known.modes, known.default_mode, path)
         return None if permission is None else BuiltInTool(permission)
 
     def _custom(self, name: str, entry: dict[str, Any], path: str) -> ToolDefinition | None:
         if name in self._offer.built_in:
-            self._fault(path, "is the name of a built-in tool")
-        description = self._text(entry, "description", path, MAX_DESCRIPTION_CHARS)
+            self.fault(path, "is the name of a built-in tool")
+        description = self.text(entry, "description", path, MAX_DESCRIPTION_CHARS)
         schema = entry.get("input_schema")
         permission = self._permission(entry.get("permission"), _MODES, "always_allow", path)
         if not isinstance(schema, dict):
-            self._fault(f"{path}.input_schema", "is required" if schema is None else "must be a mapping")
+            self.fault(f"{path}.input_schema", "is required" if schema is None else "must be a mapping")
             return None
         self._schema(schema, f"{path}.input_schema")
         if description is None or permission is None:
@@ -232,7 +258,7 @@ class _Check:
 
     def _schema(self, schema: dict[str, Any], path: str) -> None:
         for pointer, message in self._offer.schema_problems(schema):
-            self._fault(path + "".join(f".{part}" for part in pointer.split("/") if part), message)
+            self.fault(path + "".join(f".{part}" for part in pointer.split("/") if part), message)
 
     def _permission(self, value: Any, modes: frozenset[str], default: str, path: str) -> Permission | None:
         path = f"{path}.permission"
@@ -241,55 +267,21 @@ class _Check:
         if isinstance(value, str):
             value = {"mode": value}
         if not isinstance(value, dict):
-            self._fault(path, "must be a mapping")
+            self.fault(path, "must be a mapping")
             return None
-        self._known_keys(value, frozenset({"mode", "parameters"}), path)
+        self.known_keys(value, frozenset({"mode", "parameters"}), path)
         mode = value.get("mode")
         if not isinstance(mode, str) or mode not in modes:
-            self._fault(f"{path}.mode", f"must be one of {', '.join(sorted(modes))}")
+            self.fault(f"{path}.mode", f"must be one of {', '.join(sorted(modes))}")
             return None
         if value.get("parameters") not in (None, {}):
-            self._fault(f"{path}.parameters", "must be empty: no mode takes any")
+            self.fault(f"{path}.parameters", "must be empty: no mode takes any")
         return msgspec.convert({"mode": mode, "parameters": {}}, Permission)
 
     def _temperature(self, value: Any) -> float | None:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 2:
-            self._fault("temperature", "must be a number from 0 to 2")
+            self.fault("temperature", "must be a number from 0 to 2")
             return None
         return float(value)
-
-    # --- values -------------------------------------------------------------------------------------------
-
-    def _text(self, mapping: Mapping[str, Any], key: str, path: str, longest: int) -> str | None:
-        value = mapping.get(key)
-        where = join_path(path, key)
-        if value is None:
-            self._fault(where, "is required")
-        elif not isinstance(value, str):
-            self._fault(where, "must be text")
-        elif is_blank(value):
-            self._fault(where, "must not be blank")
-        elif len(value) > longest:
-            self._fault(where, f"must not be longer than {longest} characters")
-        else:
-            return value
-        return None
-
-    def _positive(self, mapping: Mapping[str, Any], key: str, path: str) -> int | None:
-        value = mapping.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            self._fault(join_path(path, key), "must be a positive whole number below 2147483648")
-            return None
-        return value
-
-    def _known_keys(self, mapping: Mapping[str, Any], known: frozenset[str], path: str) -> None:
-        for key in mapping:
-            if key not in known:
-                self._fault(join_path(path, key), "is not a known field")
-
-    def _fault(self, path: str, message: str) -> None:
-        self.problems.append(Problem(path, message))

@@ -116,26 +116,49 @@ async def store_draft(
 
 async def _resolve(connection: Connection, project: ProjectScope, draft: Draft) -> tuple[ModelRow, Compiled]:
     named = draft.model
-    model = await catalog.model_by_names(
-        connection, project.org_id, named.provider_config, named.name, project.project_id
-    )
-    if model is None:
-        known = await catalog.find_provider(connection, project.org_id, named.provider_config)
-        problem = Problem("model.name", "is not the name of a model of this provider")
-        if known is None:
-            problem = Problem("model.provider_config", "is not the name of a provider")
-        raise InvalidRequest(describe([problem]))
+    model = await _named(connection, project, named.provider_config, named.name, "model")
     problems = _model_problems(model, draft)
     if problems:
         raise InvalidRequest(describe(problems))
+    first = encode(IdKind.CONFIGURED_MODEL, model.configured_model_id)
     choice = ModelChoice(
-        configured_model_id=encode(IdKind.CONFIGURED_MODEL, model.configured_model_id),
+        configured_model_id=first,
         context_window_tokens=named.context_window_tokens,
         default_max_output_tokens=named.default_max_output_tokens,
         cache_retention=named.cache_retention,
         reasoning=named.reasoning,
+        fallback_model_ids=await _fallbacks(connection, project, draft, first),
     )
     return model, compiled(Definition("v1", draft.instruction, choice, draft.tools, draft.temperature))
+
+
+async def _fallbacks(connection: Connection, project: ProjectScope, draft: Draft, first: str) -> tuple[str, ...]:
+    """Resolve the further models: each granted, none named twice, each with tools if the config has any."""
+    found: list[str] = []
+    problems: list[Problem] = []
+    for number, named in enumerate(draft.model.fallback_models):
+        path = f"model.fallback_models.{number}"
+        model = await _named(connection, project, named.provider_config, named.name, path)
+        public_id = encode(IdKind.CONFIGURED_MODEL, model.configured_model_id)
+        if model.grant_id is None:
+            problems.append(Problem(f"{path}.name", "is not granted to this project"))
+        elif public_id in (first, *found):
+            problems.append(Problem(f"{path}.name", "is named before"))
+        elif draft.tools and not model.supports_tools:
+            problems.append(Problem(f"{path}.name", "does not support tools"))
+        found.append(public_id)
+    if problems:
+        raise InvalidRequest(describe(problems))
+    return tuple(found)
+
+
+async def _named(connection: Connection, project: ProjectScope, provider_config: str, name: str, path: str) -> ModelRow:
+    model = await catalog.model_by_names(connection, project.org_id, provider_config, name, project.project_id)
+    if model is not None:
+        return model
+    if await catalog.find_provider(connection, project.org_id, provider_config) is None:
+        raise InvalidRequest(describe([Problem(f"{path}.provider_config", "is not the name of a provider")]))
+    raise InvalidRequest(describe([Problem(f"{path}.name", "is not the name of a model of this provider")]))
 
 
 def _model_problems(model: ModelRow, draft: Draft) -> list[Problem]:
