@@ -153,6 +153,7 @@ async def test_an_answer_is_shown_as_it_is_written_and_printed_once(
         terminal.type("story\r")
         await gate.reached()
         await terminal.shows("> story", SHOWN[0], WORKING)
+        assert WORKING + " · /help" in terminal.visible
         assert SHOWN[-1] not in terminal.text
         gate.release()
         await terminal.shows(SHOWN[-1], IDLE)
@@ -425,6 +426,14 @@ async def test_a_terminal_is_left_as_it_was_found(server: Served, client: Client
         assert terminal.echoes
 
 
+async def test_a_terminal_that_cannot_draw_is_told_so(server: Served, client: Client) -> None:
+    agent = await launch(client)
+    command = [sys.executable, "-m", "omnara", "chat", agent]
+    async with Terminal(command, child_environment({**environment(server), "TERM": "dumb"})) as terminal:
+        assert await terminal.ended() == 2
+        assert "use a pipe" in " ".join(terminal.text.split())
+
+
 async def test_another_answer_after_a_cut_says_that_it_begins_again(
     server: Served, client: Client, model: ModelServer
 ) -> None:
@@ -455,6 +464,10 @@ async def test_a_pipe_gets_the_answer_and_nothing_else(server: Served, client: C
     done = await piped(server, agent, stdin="story")
     assert (done.code, done.out) == (0, f"{STORY}\n")
     assert "\x1b" not in done.out
+    exact = await piped(server, agent, stdin="a \x1b[1m\u202e b")
+    assert exact.out == "a \x1b[1m\u202e b\n"
+    launched = await piped(server, "--model", "anthropic/scripted", stdin="hello")
+    assert (launched.code, launched.out, launched.err.split()[0]) == (0, "hello\n", "launched")
 
 
 async def test_a_pipe_tells_by_its_exit_code(server: Served, client: Client, model: ModelServer) -> None:

@@ -30,7 +30,7 @@ class Terminal:
         self, arguments: Sequence[str], environment: Mapping[str, str], *, columns: int = 80, rows: int = 24
     ) -> None:
         self._arguments = list(arguments)
-        self._environment = {**environment, "TERM": "xterm-256color"}
+        self._environment = {"TERM": "xterm-256color", **environment}
         self._screen = pyte.HistoryScreen(columns, rows, history=5000, ratio=0.5)
         self._emulator = pyte.ByteStream(self._screen)
         self._size = (rows, columns)

@@ -52,7 +52,7 @@ def command(
         raise ConfigurationError("OMNARA_API_KEY is not set; put a key of the server there (see `omnara keys --help`)")
     key = settings.api_key
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    text = "" if on_terminal else sys.stdin.buffer.read().decode(errors="replace").strip()
+    text = "" if on_terminal else _message()
     if not on_terminal and not text:
         raise click.UsageError("there is no terminal to talk on, and no message on standard input")
 
@@ -60,9 +60,19 @@ def command(
         retry_s = TERMINAL_RETRY_S if on_terminal else PIPED_RETRY_S
         async with Client(settings.url, key, retry_for_s=retry_s) as client:
             chosen = await _choose(client, agent, model, system=system, tools=tools, name=name)
-            return await _on_terminal(client, chosen) if on_terminal else await _piped(client, chosen, text)
+            if on_terminal:
+                return await _on_terminal(client, chosen)
+            if model is not None:
+                click.echo(f"launched {chosen}", err=True)
+            return await _piped(client, chosen, text)
 
     return run(main())
+
+
+def _message() -> str:
+    if sys.stdin.isatty():
+        click.echo("the message, then Ctrl-D on a line of its own:", err=True)
+    return sys.stdin.buffer.read().decode(errors="replace").strip()
 
 
 async def _choose(
@@ -77,13 +87,22 @@ async def _choose(
 
 async def _on_terminal(client: Client, agent: str) -> int:
     # Imported here: the line editor and the Markdown renderer are of no use in a pipe.
+    from prompt_toolkit.utils import is_dumb_terminal
+
     from omnara.cli.chat.session import Chat
 
+    if is_dumb_terminal():
+        raise click.UsageError("this terminal (TERM) cannot draw a chat; use a pipe: echo question | omnara chat AGENT")
     return await Chat(client, agent).run()
 
 
 async def _piped(client: Client, agent: str, text: str) -> int:
     from omnara.cli.chat.piped import ask
 
-    print_line(await ask(client, agent, text), lines=True)
+    answer = await ask(client, agent, text)
+    if sys.stdout.isatty():
+        print_line(answer, lines=True)
+    else:
+        # For a program, or a file: exactly what was said. `click.echo` would leave out what colours a terminal.
+        sys.stdout.write(f"{answer}\n")
     return 0

@@ -120,7 +120,7 @@ class Chat:
         elif lost is None and self._away_since is not None:
             away_s = monotonic() - self._away_since
             self._away_since = None
-            self._print("notice", notice(f"connected again after {away_s:.0f} s"))
+            self._print("notice", notice(f"connected again after {away_s:.1f} s"))
         self._look.set()
         self._screen.refresh()
 
