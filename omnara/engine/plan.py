@@ -122,6 +122,10 @@ class PlanSource:
         return models
 
     def _option(self, model: ResolvedModel, definition: Definition) -> ModelOption:
+        choice, efforts = definition.model, model.row.supported_reasoning_efforts
+        if choice.reasoning is not None and efforts and choice.reasoning.effort not in efforts:
+            # Meant for another model of the list; this one thinks as much as it does by itself.
+            definition = msgspec.structs.replace(definition, model=msgspec.structs.replace(choice, reasoning=None))
         return ModelOption(model.row.revision_id, self._models.target(model, definition), model.secret_names)
 
 
