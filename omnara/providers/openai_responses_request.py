@@ -181,5 +181,5 @@ def _parts(parts: Sequence[Part]) -> bytes:
 
 
 def _said(text: str) -> bytes:
-    content = [{"type": "output_text", "text": text}]
-    return _encode({"type": "message", "role": "assistant", "content": content})
+    """What an assistant said, as plain text: in parts it would be an item of the provider, with an id."""
+    return _encode({"type": "message", "role": "assistant", "content": text})

@@ -309,8 +309,7 @@ async def test_what_only_this_model_understands_goes_back(gateway: ModelGateway,
     assert items[:3] == [thought(0)["item"], said["item"], call(2, "c", id="fc_1")["item"]]
     assert items[3] == {"type": "function_call_output", "call_id": "c", "output": "ok"}
     plain = await sent_back(gateway, endpoint, message(0, "hi", id="msg_1", status="completed"), finished())
-    neutral = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
-    assert plain == [neutral]
+    assert plain == [{"type": "message", "role": "assistant", "content": "hi"}]
 
 
 @pytest.mark.parametrize(
@@ -490,6 +489,47 @@ def test_files_stand_where_they_were_said_or_found(name: str) -> None:
     assert result["output"] == [text(f"found\n[Attachment {name}]"), *SHOWN[name]]
     body["model"] = "scripted"
     strict_responses.check(body, Context(strictness=Strictness(), spec=ModelSpec(), signer=Signer(), tokens=1))
+
+
+# --- the official client's opinion ----------------------------------------------------------------------------
+
+
+def official() -> Any:
+    """Reads a request body as the official client's types have it. Raises ValidationError."""
+    from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+    from pydantic import TypeAdapter
+
+    known = frozenset(ResponseCreateParamsStreaming.__annotations__)
+    for base in ResponseCreateParamsStreaming.__orig_bases__:  # type: ignore[attr-defined]
+        known |= frozenset(base.__annotations__)
+    adapter: Any = TypeAdapter(ResponseCreateParamsStreaming)
+
+    def read(body: dict[str, Any]) -> None:
+        assert body.keys() <= known
+        adapter.validate_python(body)
+
+    return read
+
+
+async def test_requests_fit_the_types_of_the_official_client(gateway: ModelGateway) -> None:
+    read = official()
+    busy = Answer(blocks=(Thinking("Why?"), Text("Because."), Call("look", {"n": 1}), Call("look", {})))
+    async with ModelServer(plan(busy, say("Done."), busy, say("More.")), strict=Strictness(models=None)) as server:
+        driver = Driver(gateway, target(server.url + "/v1", slug="gpt-6-luna", cache_retention="long"))
+        await driver.run("go")
+        driver.log.config_change()
+        driver.target = target(server.url + "/v1", slug="gpt-5.5", cache_retention="long", reasoning_effort="low")
+        driver.log.error("no")
+        await driver.run("on")
+        sent = [json.loads(entry.raw or b"") for entry in server.log.entries]
+    assert len(sent) == 4
+    for body in sent:
+        read(body)
+    kinds = {item["type"] for item in sent[-1]["input"]}
+    assert kinds == {"message", "reasoning", "function_call", "function_call_output"}
+    del sent[-1]["input"][-1]["output"]
+    with pytest.raises(ValueError, match="output"):
+        read(sent[-1])
 
 
 # --- what is asked for ----------------------------------------------------------------------------------------
