@@ -79,6 +79,23 @@ OPERATIONS += [
     ("get", f"{P}/model-grants"),
     ("patch", f"{P}/model-grants/{{modelGrantID}}"),
     ("delete", f"{P}/model-grants/{{modelGrantID}}"),
+    ("get", f"{ORG}/members"),
+    ("patch", f"{ORG}/members/{{userID}}"),
+    ("delete", f"{ORG}/members/{{userID}}"),
+    ("get", f"{ORG}/members/{{userID}}/projects"),
+    ("put", f"{ORG}/members/{{userID}}/projects/{{projectID}}"),
+    ("delete", f"{ORG}/members/{{userID}}/projects/{{projectID}}"),
+    ("get", f"{ORG}/api-keys"),
+    ("post", f"{ORG}/api-keys"),
+    ("get", f"{ORG}/api-keys/{{keyID}}"),
+    ("patch", f"{ORG}/api-keys/{{keyID}}"),
+    ("post", f"{ORG}/api-keys/{{keyID}}/revoke"),
+    ("get", f"{ORG}/api-keys/{{keyID}}/projects"),
+    ("put", f"{ORG}/api-keys/{{keyID}}/projects/{{projectID}}"),
+    ("delete", f"{ORG}/api-keys/{{keyID}}/projects/{{projectID}}"),
+    ("get", "/api/v1/personal-access-tokens"),
+    ("post", "/api/v1/personal-access-tokens"),
+    ("post", "/api/v1/personal-access-tokens/{tokenID}/revoke"),
 ]
 OURS_ALONE = {("get", "/api/v1/orgs"), ("get", f"{P}/events/stream")}
 """Routes below the contract's prefix that the contract has not."""
