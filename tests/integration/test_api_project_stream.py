@@ -21,6 +21,7 @@ from omnara.api.project_cursor import Place
 from omnara.clock import Deadline
 from omnara.db import project_log
 from omnara.db.streams import Reading
+from omnara.errors import Unavailable
 from omnara.ids import IdKind, decode, new_uuid
 from omnara.testing import ModelServer, embedded
 from tests.contract.server import ApiServer, api_server, model_server
@@ -468,3 +469,63 @@ async def test_looks_are_shared(server: ApiServer) -> None:
         before = following.tail._looks
         await asyncio.gather(*(following.tail.look() for _ in range(50)))
         assert following.tail._looks - before <= 3
+
+
+async def test_agent_streams_resume_on_another_replica(replicas: tuple[ApiServer, ApiServer]) -> None:
+    """Ids are numbers, not texts, and mean the same everywhere. Source: field-reports B32."""
+    one, two = replicas
+    agent = await one.agent()
+    await append(one, agent, 14)
+    async with open_stream(one, agent) as stream:
+        assert await stream.events(15) == list(range(1, 16))
+    for last in (9, 10, 14):
+        async with open_stream(two, agent, headers={"Last-Event-ID": str(last)}) as stream:
+            assert await stream.events(15 - last) == list(range(last + 1, 16))
+    for wrong in ("100", "agt_x", "1 0"):
+        answer = await two.call("GET", f"{agent}/events/stream", headers={"Last-Event-ID": wrong})
+        assert answer.status == 400
+
+
+async def test_many_clients_join_while_agents_write(replicas: tuple[ApiServer, ApiServer]) -> None:
+    one, _ = replicas
+    agents = [await one.agent() for _ in range(4)]
+
+    async def read(number: int) -> Seen:
+        async with joint(replicas[number % 2], "?from=start") as stream:
+            return (await take(stream, 4 + 160, within_s=30))[0]
+
+    async def write() -> None:
+        for turn in range(40):
+            await append(one, agents[turn % 4], 4, tell=turn % 3 > 0)
+
+    *found, _ = await asyncio.gather(*(read(number) for number in range(60)), write())
+    expected = await whole_log(one)
+    for seen in found:
+        check_order(seen)
+        assert Counter(seen) == expected
+
+
+async def test_an_outage_of_the_database_is_waited_for(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = await server.agent()
+    refused = 0
+    real = project_log.growth
+
+    async def away(*_: Any, **__: Any) -> Any:
+        nonlocal refused
+        refused += 1
+        raise Unavailable("the database is away")
+
+    async with joint(server) as follower:
+        await first_place(follower)
+        await append(server, agent)
+        await take(follower, 1)
+        monkeypatch.setattr(project_log, "growth", away)
+        await append(server, agent, 3)
+        async with joint(server, "?from=start") as newcomer:
+            await until(lambda: refused >= 4, "both the tail and the newcomer were refused again and again")
+            frame = await newcomer.next(within_s=2)
+            assert frame is not None
+            assert frame.comment == "heartbeat", "the stream stays open"
+            monkeypatch.setattr(project_log, "growth", real)
+            assert [n for _, n in (await take(follower, 3))[0]] == [3, 4, 5]
+            assert [n for _, n in (await take(newcomer, 5))[0]] == [1, 2, 3, 4, 5]
