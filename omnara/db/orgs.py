@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 
 from omnara.db.accounts import ProjectRow
+from omnara.db.agents import AgentRow
 from omnara.db.connection import Connection
 from omnara.db.sqlfiles import Queries
 
@@ -74,6 +75,13 @@ async def list_orgs(
     """Return those of `ids` that are not deleted, newest first, after a (created_at, id) key."""
     time, last_id = after or (None, None)
     return [OrgRow(*row) for row in await connection.fetch(_SQL["list_orgs"], list(ids), time, last_id, limit)]
+
+
+async def recent_agents(
+    connection: Connection, org_id: UUID, project_ids: Sequence[UUID], limit: int
+) -> list[AgentRow]:
+    """Return the active agents of these projects that changed last."""
+    return [AgentRow(*row) for row in await connection.fetch(_SQL["recent_agents"], org_id, list(project_ids), limit)]
 
 
 async def lock_org(connection: Connection, org_id: UUID) -> bool:

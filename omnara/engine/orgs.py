@@ -14,8 +14,9 @@ import msgspec
 
 from omnara.access.principals import Principal, PrincipalKind
 from omnara.access.roles import OrgAction
-from omnara.db import orgs
+from omnara.db import accounts, orgs
 from omnara.db.accounts import ProjectRow
+from omnara.db.agents import AgentRow
 from omnara.db.connection import Connection
 from omnara.db.orgs import MemberRow, OrgRow
 from omnara.engine.bootstrap import PROJECT_NAME
@@ -29,6 +30,11 @@ from omnara.ids import new_uuid
 
 MAX_ORGS: Final = 1000
 """Per user. Source: api.md §8 (resource caps)."""
+
+
+OVERVIEW_PROJECTS: Final = 200
+OVERVIEW_AGENTS: Final = 5
+"""Source: api.md §7 (overview)."""
 
 
 class CreatedOrg(msgspec.Struct, frozen=True):
@@ -45,6 +51,13 @@ class ListedOrg(msgspec.Struct, frozen=True):
 
     row: OrgRow
     role: str
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """What a person sees first of an organization."""
+
+    projects: list[ProjectRow]
+    agents: list[AgentRow]
 
 
 async def create_org(deps: Deps, p: Principal, name: str, key: str | None) -> CreatedOrg:
@@ -81,6 +94,19 @@ async def list_orgs(deps: Deps, p: Principal, *, after: TimeKey | None, limit: i
         rows = await orgs.list_orgs(connection, list(p.org_roles), after, limit + 1)
     listed = [ListedOrg(row, p.org_roles[row.id].value) for row in rows[:limit]]
     return Page(listed, len(rows) > limit)
+
+
+async def overview(deps: Deps, p: Principal, org_id: UUID) -> Overview:
+    """Return the newest projects that the caller sees, and what changed last in them. Raises NotFound.
+
+    One connection; two statements, which need not agree to the millisecond.
+    """
+    org_in_scope(p, org_id, OrgAction.READ)
+    visible = [project_id for project_id, grant in p.project_grants.items() if grant.org_id == org_id]
+    async with deps.db.acquire() as connection:
+        projects = await accounts.list_projects(connection, org_id, visible, None, OVERVIEW_PROJECTS)
+        agents = await orgs.recent_agents(connection, org_id, visible, OVERVIEW_AGENTS)
+    return Overview(projects, agents)
 
 
 async def delete_org(deps: Deps, p: Principal, org_id: UUID) -> None:

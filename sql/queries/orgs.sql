@@ -31,6 +31,17 @@ from org_members m join orgs o on o.id = m.org_id and o.deleted_at is null where
 -- How many projects an organization has. Index: projects_newest.
 select count(*)::integer from projects where org_id = $1 and deleted_at is null;
 
+-- name: recent_agents
+-- The agents among these projects that changed last. Index: agents_newest.
+select a.id, a.org_id, a.project_id, a.name, a.current_config_id, a.created_at, a.updated_at, a.archived_at,
+       p.name as provider_config, m.name as model
+from agents a
+join agent_configs c on c.id = a.current_config_id
+join configured_models m on m.id = c.configured_model_id
+join model_provider_configs p on p.id = m.provider_config_id
+where a.org_id = $1 and a.project_id = any($2::uuid[]) and a.archived_at is null
+order by a.updated_at desc, a.id desc limit $3;
+
 -- name: add_member
 -- A user's role in an organization. Index: org_members_pkey.
 insert into org_members (org_id, user_id, role) values ($1, $2, $3)

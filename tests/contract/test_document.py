@@ -52,6 +52,7 @@ PROVIDER = ORG + "/model-provider-configs/{modelProviderConfigID}"
 OPERATIONS += [
     ("post", "/api/v1/orgs"),
     ("delete", ORG),
+    ("get", f"{ORG}/overview"),
     ("post", f"{ORG}/projects"),
     ("delete", P),
     ("get", f"{ORG}/secrets"),

@@ -144,6 +144,20 @@ async def test_deleting_stops_every_agent(server: ApiServer) -> None:
     assert (await server.call("GET", agents[0])).status == 404
 
 
+async def test_the_overview_shows_what_the_caller_sees(server: ApiServer) -> None:
+    org = (await server.call("POST", ORGS, {"name": "Overview"})).json
+    found = await server.get(f"{ORGS}/{org['org']['id']}/overview")
+    assert [project["id"] for project in found["projects"]] == [org["project"]["id"]]
+    assert (found["recent_agents"], found["recent_agent_profiles"]) == ([], [])
+    agents = [(await server.agent()).rsplit("/", 1)[1] for _ in range(6)]
+    recent = (await server.get(f"{ORGS}/{server.org}/overview"))["recent_agents"]
+    assert [agent["id"] for agent in recent] == agents[:0:-1]
+    outsider = await server.user(None)
+    nothing = await server.get(f"{ORGS}/{server.org}/overview", key=outsider)
+    assert (nothing["projects"], nothing["recent_agents"]) == ([], [])
+    assert (await server.call("GET", f"{ORGS}/{org['org']['id']}/overview", key=outsider)).code == "not_found"
+
+
 async def test_deleting_an_organization_ends_everything_in_it(server: ApiServer) -> None:
     made = (await server.call("POST", ORGS, {"name": "Short-lived"})).json
     org = made["org"]["id"]

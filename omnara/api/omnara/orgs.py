@@ -13,6 +13,8 @@ from aiohttp import web
 from omnara.access.roles import CallerRule
 from omnara.api.cursors import Binding, Position
 from omnara.api.omnara.decode import PROJECT, PROJECT_PATH, PageQuery
+from omnara.api.omnara.encode import agent as shown_agent
+from omnara.api.omnara.encode import project as visible_project
 from omnara.api.omnara.tools import time_key
 from omnara.api.omnara.types.orgs import (
     CreateOrganizationRequest,
@@ -24,6 +26,7 @@ from omnara.api.omnara.types.orgs import (
     OrganizationMembership,
     Project,
 )
+from omnara.api.omnara.types.overview import OrgOverviewResponse
 from omnara.api.routing import Call, Route, no_content, reply
 from omnara.db.accounts import ProjectRow
 from omnara.db.orgs import MemberRow, OrgRow
@@ -63,6 +66,17 @@ async def list_orgs(call: Call) -> web.StreamResponse:
     ]
     cursor = None if last is None else binding.encode(Position.at(last.created_at, last.id))
     return reply(200, ListOrganizationsResponse(data=data, next_cursor=cursor))
+
+
+async def overview(call: Call) -> web.StreamResponse:
+    """What a person sees first of an organization. This release has no agent profiles, so there are none."""
+    found = await orgs.overview(call.context.deps, call.principal, call.ids["orgID"])
+    answer = OrgOverviewResponse(
+        projects=[visible_project(row, call.principal) for row in found.projects],
+        recent_agents=[shown_agent(row) for row in found.agents],
+        recent_agent_profiles=[],
+    )
+    return reply(200, answer)
 
 
 async def delete_org(call: Call) -> web.StreamResponse:
@@ -133,6 +147,15 @@ ROUTES: Final = (
         query=PageQuery,
         responses={200: ListOrganizationsResponse},
         errors=frozenset({400, 401, 403, 503}),
+    ),
+    Route(
+        method="GET",
+        path=f"{ORG_PATH}/overview",
+        operation_id="getOrgOverview",
+        handler=overview,
+        path_ids=ORG,
+        responses={200: OrgOverviewResponse},
+        errors=frozenset({401, 403, 404, 503}),
     ),
     Route(
         method="DELETE",
