@@ -7,6 +7,7 @@ deletions are repeated as they are.
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
@@ -21,6 +22,7 @@ __all__ = ["Transport", "api_error"]
 T = TypeVar("T")
 
 _MAX_RETRY_AFTER_S: Final = 30.0
+_LARGE_BODY: Final = 512 * 1024
 CONNECT_TIMEOUT_S: Final = 5.0
 
 
@@ -105,9 +107,11 @@ class Transport:
     async def _once(
         self, method: str, url: str, headers: Mapping[str, str], data: bytes | None, params: Mapping[str, str] | None
     ) -> bytes:
+        # The library sends bytes in one piece and warns of it; from a file it sends them piece by piece.
+        sent = io.BytesIO(data) if data is not None and len(data) >= _LARGE_BODY else data
         try:
             async with self.session.request(
-                method, url, headers=headers, data=data, params=params, timeout=self._timeout, allow_redirects=False
+                method, url, headers=headers, data=sent, params=params, timeout=self._timeout, allow_redirects=False
             ) as response:
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:

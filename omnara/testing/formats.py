@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,10 @@ CONVERSATION_HEADER = "x-conversation-key"
 
 _KEY_CHARS = 200
 _BYTES_PER_TOKEN = 4
+_FILE_BYTES = 4096
+_FILE_TOKENS = 1600
+_ENCODED = b"base64"
+_FILE = re.compile(rb"[A-Za-z0-9+/=]{%d,}" % _FILE_BYTES)
 
 HeaderCheck = Callable[[Mapping[str, str], frozenset[str] | None], Refused | None]
 
@@ -41,8 +46,11 @@ RULES: Mapping[str, Rules] = {
 
 
 def estimate_tokens(raw: bytes) -> int:
-    """Return a request's size in tokens as this server counts: four bytes each."""
-    return max(1, len(raw) // _BYTES_PER_TOKEN)
+    """Return a request's size in tokens as this server counts: four bytes each, and a fixed number for each file."""
+    if len(raw) < _FILE_BYTES or _ENCODED not in raw:
+        return max(1, len(raw) // _BYTES_PER_TOKEN)
+    files = [len(match) for match in _FILE.findall(raw)]
+    return (len(raw) - sum(files)) // _BYTES_PER_TOKEN + len(files) * _FILE_TOKENS
 
 
 def decode_body(raw: bytes) -> Any:
