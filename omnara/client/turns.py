@@ -13,7 +13,8 @@ def turn_is_over(events: Iterable[Event]) -> bool:
     """Whether the agent has nothing left to say, judged from its events so far (oldest first; a tail is enough).
 
     The last event, ignoring tool results and checkpoints, decides: a model output without tool calls, a control
-    input or an opening config change ends a turn. No such event: not over. Source: api.md §15.
+    input or an opening config change ends a turn. No such event: not over. An output that was cut at the length limit
+    ends nothing: it goes on in the next output, or an error output follows. Source: api.md §15.
     """
     last: Event | None = None
     for event in events:
@@ -22,7 +23,7 @@ def turn_is_over(events: Iterable[Event]) -> bool:
     if last is None:
         return False
     if last.kind == "model_output":
-        return not last.tool_calls
+        return not last.tool_calls and last.stop_reason != "max_tokens"
     if last.kind != "agent_input":
         return False
     return last.input_kind == "control" or (last.input_kind == "config_change" and last.is_opening_event)

@@ -40,6 +40,7 @@ PLANS: Mapping[str, tuple[Answer, ...]] = {
     "ask me": (call("ask_question", QUESTIONS, text="I have to ask."), say("You said: {{result}}")),
     "take a note": (call("note", {"step": 1}), say("The note says: {{result}}")),
     "work": (call("note", {"step": 1}, text="Working on it."), say("Heard: {{user}}")),
+    "cut": (say("The first half and ", stop="max_tokens"), say("the second half.")),
     "hostile": (Answer(blocks=(Text("a\x1b]0;owned\x07b\x1b[2Jc"), Call("note", {"step": "\x1b[31m"}))),),
 }
 IDLE = "Enter sends"
@@ -73,7 +74,7 @@ def plan_at(answers: tuple[Answer, ...], turn: int, conversation: Conversation) 
                 text = text.replace(slot, value)
             block = Text(text)
         blocks.append(block)
-    return Answer(blocks=tuple(blocks))
+    return msgspec.structs.replace(answer, blocks=tuple(blocks))
 
 
 NOTE = {
@@ -464,6 +465,7 @@ async def test_a_pipe_gets_the_answer_and_nothing_else(server: Served, client: C
     done = await piped(server, agent, stdin="story")
     assert (done.code, done.out) == (0, f"{STORY}\n")
     assert "\x1b" not in done.out
+    assert (await piped(server, agent, stdin="cut")).out == "The first half and the second half.\n"
     exact = await piped(server, agent, stdin="a \x1b[1m\u202e b")
     assert exact.out == "a \x1b[1m\u202e b\n"
     launched = await piped(server, "--model", "anthropic/scripted", stdin="hello")

@@ -30,7 +30,7 @@ from omnara.cli.chat.piped import TurnFailed, _Turn
 from omnara.cli.chat.screen import rendered, tail
 from omnara.cli.chat.transcript import markdown
 from omnara.cli.chat.view import View
-from omnara.client import Agent, Delta, Event, Interaction, file_block
+from omnara.client import Agent, Delta, Event, Interaction, file_block, turn_is_over
 from omnara.client.files import MAX_FILE_BYTES
 
 # --- Markdown that grows ----------------------------------------------------------------------------------
@@ -241,7 +241,9 @@ def test_calls_and_results_take_a_line_each_whatever_is_in_them() -> None:
 def test_ends_without_an_answer_are_named() -> None:
     failed = event(content_blocks=[{"type": "error", "text": "no credit"}], stop_reason="error")
     assert "✗ no credit" in printed(View(), failed)
-    assert "cut by the token limit" in printed(View(), output("Half", stop="max_tokens"))
+    cut = View()
+    assert "cut at the length limit and goes on" in printed(cut, output("Half", stop="max_tokens"))
+    assert cut.working
     assert "refused" in printed(View(), output(stop="refusal"))
     assert "summarised" in printed(View(), event(kind="context_checkpoint", summary="s"))
 
@@ -494,8 +496,11 @@ def test_a_pipe_waits_for_the_answer_to_its_own_message() -> None:
     turn.take(output("Let me see.", calls=("note",), turn="trn_2"))
     turn.take(content("be quick", "steering", turn_id="trn_3"))
     assert not turn.over
-    turn.take(output("Here.", turn="trn_3"))
+    turn.take(output("He", stop="max_tokens", turn="trn_3"))
+    assert not turn.over
+    turn.take(output("re.", turn="trn_3"))
     assert (turn.over, turn.answer) == (True, "Here.")
+    assert not turn_is_over([output("He", stop="max_tokens")])
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ class Activity:
             self.open_calls.pop(event.tool_call_id or "", None)
         elif event.kind == "model_output":
             self.open_calls = {str(call["tool_call_id"]): str(call["name"]) for call in event.tool_calls}
-            self.working = bool(self.open_calls)
+            # An answer that was cut at the length limit goes on by itself.
+            self.working = bool(self.open_calls) or event.stop_reason == "max_tokens"
         elif event.kind == "agent_input" and event.input_kind != "config_change":
             self.working = event.input_kind != "control"
             if not self.working:

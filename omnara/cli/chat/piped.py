@@ -42,7 +42,6 @@ class _Turn:
         self._begun = False
         self._texts: list[str] = []
         self.over = False
-        self.cut = False
 
     def take(self, event: Event) -> None:
         """Take the next event. Raises TurnFailed when the turn ended without an answer."""
@@ -64,8 +63,8 @@ class _Turn:
             self._texts.clear()
             return
         self._texts.append(answer_text(event))
-        self.over = True
-        self.cut = event.stop_reason == "max_tokens"
+        # What was cut at the length limit goes on in the next output, in mid-sentence.
+        self.over = event.stop_reason != "max_tokens"
 
     @property
     def answer(self) -> str:
@@ -91,8 +90,6 @@ async def ask(client: Client, agent: str, text: str) -> str:
         follow.cancel()
         watch.cancel()
         await asyncio.gather(follow, watch, return_exceptions=True)
-    if turn.cut:
-        click.echo("the answer was cut by the token limit", err=True)
     return turn.answer
 
 

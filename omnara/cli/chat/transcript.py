@@ -150,7 +150,7 @@ def _stop(event: Event) -> list[RenderableType]:
     if event.stop_reason == "error":
         return [Text(f"✗ {visible(error, lines=True)}", "red") for error in errors or ["the model call failed"]]
     remarks = {
-        "max_tokens": "the answer was cut by the token limit",
+        "max_tokens": "the answer was cut at the length limit and goes on",
         "refusal": "the model refused to answer",
         "content_filter": "the provider's filter stopped the answer",
     }
