@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from omnara.access.roles import ProjectScope
-from omnara.domain.config import sha256_hex
+from omnara.domain.config import decode_definition, sha256_hex
 from omnara.domain.content import TextBlock
-from omnara.engine import lifecycle
+from omnara.engine import lifecycle, model_admin
 from omnara.engine.cancel import cancel_agent
 from omnara.engine.config_change import ChangedConfig, change_agent_config
 from omnara.engine.configs import create_config, get_config
@@ -20,7 +20,7 @@ from omnara.engine.results import submit_result
 from omnara.engine.scope import AgentPath
 from omnara.errors import IdempotencyKeyConflict, InvalidRequest, NotFound, StateTransitionConflict
 from omnara.ids import IdKind, encode, new_uuid
-from tests.support.engine_case import CONFIG, LOOK, Engine
+from tests.support.engine_case import CONFIG, FACTS, LAB, LOOK, Engine
 
 YAML = """
 version: v1
@@ -120,6 +120,36 @@ async def test_grant_and_tool_support_are_needed(engine: Engine) -> None:
     await engine.fetch("delete from project_model_grants")
     with pytest.raises(InvalidRequest, match="not granted"):
         await create_config(engine.deps, engine.p, engine.project, source(tools={}), "json")
+
+
+async def test_further_models_are_resolved_granted_and_named_once(engine: Engine) -> None:
+    ring, facts = engine.deps.ring, msgspec.structs.replace(FACTS, provider_model_slug="lab-large-1")
+    await model_admin.add_model(engine.deps.db, ring, engine.project.org_id, LAB, None, "large", facts)
+    model = CONFIG["model"]
+    names = {"provider_config": model["provider_config"], "name": model["name"]}
+    large = {"provider_config": "lab", "name": "large"}
+
+    def naming(*further: dict[str, str]) -> str:
+        return source(model=model | {"fallback_models": list(further)})
+
+    made = await create_config(engine.deps, engine.p, engine.project, naming(large), "json")
+    plain = await create_config(engine.deps, engine.p, engine.project, source(), "json")
+    definition, without = (decode_definition(item.config.row.definition) for item in (made, plain))
+    [row] = await engine.fetch("select id from configured_models where name = 'large'")
+    assert definition.model.fallback_model_ids == (encode(IdKind.CONFIGURED_MODEL, row["id"]),)
+    assert without.model.fallback_model_ids == ()
+    assert "fallback" not in plain.config.row.definition, "what is not used changes no hash"
+    for further, message in (
+        ((large, large), "model.fallback_models.1.name: is named before"),
+        ((names,), "model.fallback_models.0.name: is named before"),
+        (({"provider_config": "lab", "name": "gone"},), "model.fallback_models.0.name: is not the name"),
+        (({"provider_config": "gone", "name": "large"},), "model.fallback_models.0.provider_config: is not the name"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            await create_config(engine.deps, engine.p, engine.project, naming(*further), "json")
+    await engine.fetch("delete from project_model_grants where configured_model_id = $1", row["id"])
+    with pytest.raises(InvalidRequest, match=r"model.fallback_models.0.name: is not granted"):
+        await create_config(engine.deps, engine.p, engine.project, naming(large), "json")
 
 
 async def test_other_projects_configs_are_out_of_sight(engine: Engine) -> None:
