@@ -48,7 +48,10 @@ was missed; 2 wrong usage or it could not run.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one scenario and return the exit code."""
-    chosen = _parser().parse_args(arguments)
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.minutes is not None and chosen.scenario != "steps":
+        parser.error("--minutes is for the scenario steps")
     options = _options(chosen)
     try:
         result = asyncio.run(_measure(chosen.scenario, options))
@@ -128,7 +131,7 @@ def _plans(text: str) -> tuple[tuple[int, int], ...]:
     pairs = [part.partition("x") for part in text.split(",")]
     plans = tuple((int(agents), int(rate)) for agents, _, rate in pairs)
     if any(not (1 <= agents <= 10_000 and 1 <= rate <= 1000) for agents, rate in plans):
-        raise argparse.ArgumentTypeError("must be agents x tokens a second, such as 500x20,2000x5")
+        raise argparse.ArgumentTypeError("must be agents (up to 10000) x tokens a second (up to 1000), such as 500x20")
     return plans
 
 
