@@ -96,6 +96,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
 
+    # Files
+    artifact_store: Annotated[
+        str | None,
+        Spec(
+            "OMNARA_ARTIFACT_STORE",
+            "Object store for new files instead of Postgres, `s3://bucket/prefix`, `gs://…` or `az://…`; "
+            "needs the extra `objects`",
+        ),
+    ] = None
+
     # Logs
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Spec("OMNARA_LOG_LEVEL", "Least severe line that is written")

@@ -11,6 +11,8 @@ from omnara.app.identity import IdentityService
 from omnara.app.listeners import Listener, api_limits
 from omnara.app.pools import Pools
 from omnara.db.connection import ConnectSettings
+from omnara.engine.artifacts_objects import open_objects
+from omnara.engine.artifacts_store import Blobs
 from omnara.engine.artifacts_tools import AgentFiles
 from omnara.engine.catalog import ModelCatalog
 from omnara.engine.deps import Deps
@@ -66,6 +68,7 @@ def build(
         models=ModelCatalog(pools.api, ring, settings),
         settings=settings,
         metrics=metrics,
+        blobs=Blobs(None if settings.artifact_store is None else open_objects(settings.artifact_store)),
     )
     services: list[Service] = [pools, *([IdentityService(identity)] if works else [])]
     services += [hints, FeedLink(feed, hints.sender, hints.bus)]

@@ -19,6 +19,7 @@ from omnara.db import artifacts
 from omnara.db.artifacts import ArtifactRow
 from omnara.domain.content import MediaPart
 from omnara.engine.artifacts import artifact_uuid
+from omnara.engine.artifacts_store import ContentLost
 from omnara.engine.deps import Deps
 from omnara.providers.media import ModelFile, RequestLimits, limits_of
 from omnara.providers.protocol import ModelTarget
@@ -97,7 +98,10 @@ async def files_of(
         elif name in refusals:
             files[name] = _named(name, row, refusals[name])
         else:
-            files[name] = await _shown(deps, name, row)
+            try:
+                files[name] = await _shown(deps, name, row)
+            except ContentLost:
+                files[name] = _named(name, row, _MISSING)
     return files
 
 

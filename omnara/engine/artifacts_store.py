@@ -20,6 +20,10 @@ MEMORY_BYTES: Final = 64 * 1024 * 1024
 """How much of the contents that models are shown is kept in memory, in one process."""
 
 
+class ContentLost(Unavailable):
+    """The content of a file is gone from where it was kept. It will not come back by itself."""
+
+
 class ObjectStore(Protocol):
     """Keeps whole objects under names. Failures are raised as `Unavailable`."""
 
@@ -28,7 +32,7 @@ class ObjectStore(Protocol):
         ...
 
     async def get(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes from `start` up to `stop`."""
+        """Return the bytes from `start` up to `stop`. Raises `ContentLost` when the object is not there."""
         ...
 
     async def delete(self, name: str) -> None:
@@ -71,7 +75,7 @@ class Blobs:
         await db.run(write)
 
     async def read(self, db: ApiPool, row: ArtifactRow, start: int, stop: int) -> bytes:
-        """Return the bytes of a file from `start` up to `stop`. Raises DatabaseUnavailable, Unavailable."""
+        """Return the bytes of a file from `start` up to `stop`. Raises Unavailable, ContentLost."""
         if start >= stop:
             return b""
         if row.place == "object_store":
@@ -84,6 +88,8 @@ class Blobs:
             return await artifacts.read_chunks(connection, row, first, last)
 
         found = b"".join(await db.run(work))
+        if len(found) < min(stop, row.size) - first * row.chunk_bytes:
+            raise ContentLost("a part of the file is missing")
         return found[start - first * row.chunk_bytes : stop - first * row.chunk_bytes]
 
     async def whole(self, db: ApiPool, row: ArtifactRow) -> bytes:
