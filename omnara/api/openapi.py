@@ -103,6 +103,8 @@ def _types(routes: Iterable[Route]) -> dict[str, Any]:
 
 def _operation(route: Route, by_type: Mapping[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.operation_id, "parameters": _parameters(route)}
+    if route.description:
+        operation["description"] = route.description
     if route.body is not None:
         content = {_JSON: {"schema": by_type[str(route.body)]}}
         operation["requestBody"] = {"required": route.body_required, "content": content}

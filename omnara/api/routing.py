@@ -57,6 +57,7 @@ Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One operation. `responses` maps each success status to its type; the common errors are added to all.
 
+    `description` is for readers of the document, where a route needs one: one that the contract has not.
     `path_ids` names the kind of each id in the path. `body_required` matters only with a `body`.
     """
 
@@ -72,6 +73,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     body_limit: int = BODY_LIMIT
     idempotent: bool = False
     caller: CallerRule = CallerRule.ANYONE
+    description: str = ""
     errors: frozenset[int] = frozenset({400, 401, 403, 404, 409, 503})
 
 

@@ -63,6 +63,25 @@ async def test_after_a_wake_events_are_read_and_not_queued() -> None:
     assert batch.behind
 
 
+async def test_a_watcher_hears_of_every_agent_once() -> None:
+    """Of agents without a reader as well; not of the echo of what this process said itself."""
+    feed = Feed()
+    heard: list[object] = []
+    feed.watch(heard.append)
+    feed.events(AGENT, [event(1)])
+    feed.receive_hint(AGENT)
+    assert heard == [AGENT]
+    other = new_uuid()
+    feed.wake(AGENT)
+    feed.receive_hint(other)
+    feed.wake_all()
+    assert heard == [AGENT, AGENT, other, None]
+    feed.unwatch(heard.append)
+    feed.events(AGENT, [event(2)])
+    feed.wake_all()
+    assert len(heard) == 4
+
+
 async def test_only_readers_that_want_deltas_get_them() -> None:
     feed = Feed()
     plain = feed.subscribe(AGENT, deltas=False)

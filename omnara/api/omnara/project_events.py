@@ -45,6 +45,14 @@ async def stream_project_events(call: Call) -> web.StreamResponse:
     )
 
 
+_DESCRIPTION: Final = (
+    "An extension of the contract. The events of all agents of the project as Server-Sent Events: of present and "
+    "future agents, archived ones too, for each agent in order and once. Begins now, at the beginning (from=start), "
+    "or after a frame: send its id, which is opaque, as Last-Event-ID or after, to any replica. A frame with an id "
+    "alone tells the place before the first event. After a failover of the database events of the last minute may "
+    "come again."
+)
+
 ROUTES: Final = (
     Route(
         method="GET",
@@ -55,5 +63,6 @@ ROUTES: Final = (
         query=ProjectStreamQuery,
         responses={200: EventStream((AgentEvent, Error), opaque_ids=True)},
         errors=frozenset({400, 401, 403, 404, 503}),
+        description=_DESCRIPTION,
     ),
 )
