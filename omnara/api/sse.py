@@ -37,6 +37,7 @@ HEADERS: Final = {
 }
 PIECE_BYTES: Final = 256 * 1024
 CRASHED: Final = frames.error("internal_error", "the agent has crashed; resume it, then open the stream again")
+CUT: Final = frames.error("internal_error", "the database has lost the end of this log; read it again from the start")
 SHUTTING_DOWN: Final = frames.error("service_unavailable", "this server is shutting down; reconnect")
 _REMEMBERED_CALLS: Final = 16
 _CALL_ID: Final = '{"model_call_context_id":"'
@@ -84,7 +85,7 @@ class StreamWriter:
         self._owner = owner
         self._response = response
         self._previews = Previews()
-        self._stopped = False
+        self._last_words = b""
         self._transport = request.transport
 
     async def run(self, first: SharedPage) -> None:
@@ -155,16 +156,23 @@ class StreamWriter:
     async def _catch_up(self, shared: SharedPage) -> bool:
         """Send pages until the head, starting with `page`; return True when all was sent and nothing will follow: the
         agent is archived, or crashed, which only a person ends.
+
+        Also when the log ends before what was sent: a failover lost the rest, and what takes its place would seem to
+        follow it. Source: coordination §8.
         """
         stream = self._stream
         while True:
             page = shared.log
+            if page.head < stream.seen:
+                self._last_words = CUT
+                return True
             if page.events:
                 stream.seen = page.events[-1].sequence
                 stream.subscription.reached(stream.seen)
                 await self._write_page(shared)
             if stream.seen >= page.head:
-                self._stopped = page.gate == "crashed"
+                if page.gate == "crashed":
+                    self._last_words = CRASHED
                 return page.gate in {"archived", "crashed"}
             try:
                 following = await self._hub.page(stream.subscription.agent_id, stream.seen)
@@ -201,8 +209,8 @@ class StreamWriter:
             self._previews.output_sent(row.payload[start : row.payload.index('"', start)])
 
     async def _finish(self) -> None:
-        if self._stopped:
-            await self._write(CRASHED)
+        if self._last_words:
+            await self._write(self._last_words)
         elif self._stream.ending == "shutdown":
             await self._write(SHUTTING_DOWN)
 

@@ -112,8 +112,9 @@ def _item_columns(items: Sequence[Advance]) -> list[list[Any]]:
         [item.close is not None for item in items],
         [begin.turn_id if begin else None for begin in begins],
         [begin.new_turn if begin else False for begin in begins],
-        [item.seen[0] if item.seen else None for item in items],
-        [item.seen[1] if item.seen else None for item in items],
+        [item.seen for item in items],
+        [item.known_next_sequence for item in items],
+        [item.step_number for item in items],
     ]
 
 

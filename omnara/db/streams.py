@@ -49,7 +49,7 @@ async def page(conn: Connection, agent_id: UUID, after: int, limit: int) -> LogP
 
 
 async def news(conn: Connection, agent_ids: Sequence[UUID], seen: Sequence[int]) -> list[UUID]:
-    """Return those agents whose log goes beyond `seen` (parallel to `agent_ids`), or that are archived or crashed."""
+    """Return those agents whose log does not end at `seen` (parallel to `agent_ids`), that are archived or crashed."""
     return [row["agent_id"] for row in await conn.fetch(_SQL["news"], agent_ids, seen)]
 
 

@@ -101,8 +101,10 @@ class BeginStep(msgspec.Struct, frozen=True):
 class Advance(msgspec.Struct, frozen=True):
     """One agent's part of the statement. See the module for the meaning.
 
-    `seen` is set when a save is sent again: (next sequence, step number) of the hot row when it was read that the save
-    had not happened. Source: coordination §5 rule 6 (a repeat cannot write twice).
+    `step_number` and `known_next_sequence` are what the claim holder knows of the hot row: in one with another step, or a
+    shorter log, a failover has lost commits, and nothing is written. `seen` is set when a save is sent again: the next
+    sequence when it was read that the save had not happened.
+    Source: coordination §5 rule 6 (a repeat cannot write twice), §8 (lost commits).
     """
 
     agent_id: UUID
@@ -127,7 +129,7 @@ class Advance(msgspec.Struct, frozen=True):
     attempt: int | None = None
     retry_s: float | None = None
     ready_s: float | None = None
-    seen: tuple[int, int] | None = None
+    seen: int | None = None
 
     @property
     def first_event(self) -> UUID | None:

@@ -21,6 +21,9 @@ UNKNOWN_CLAIM_AGE_S: Final = 5.0
 Key = tuple[UUID, int]
 """Agent and claim token: what names one claim."""
 
+Place = tuple[int, int]
+"""Step number and next sequence: how far the holder of a claim has come."""
+
 
 class Difference(msgspec.Struct, frozen=True):
     """What to do: `release` claims that nobody runs, `stop` runs whose claim is gone, look again when `again`."""
@@ -34,7 +37,9 @@ class Reconciler:
     """Remembers since when a claim has been unknown, and which runs were missing at the last look.
 
     A run is stopped only when two looks in a row miss its claim: the first may have been between its last save and its
-    end. A claim is released only when it is old enough: the answer to the claim may still be on its way.
+    end. A claim is released only when it is old enough: the answer to the claim may still be on its way. A run is stopped
+    at once when the database has not come as far as the run has: a failover lost commits, and all that the run knows may
+    be gone. Source: coordination §8.
     """
 
     def __init__(self, release_after_s: float = UNKNOWN_CLAIM_AGE_S) -> None:
@@ -42,10 +47,13 @@ class Reconciler:
         self._unknown: dict[Key, float] = {}
         self._missing: frozenset[Key] = frozenset()
 
-    def compare(self, before: Iterable[Key], held: Mapping[Key, HeldClaim], now_running: Iterable[Key]) -> Difference:
+    def compare(
+        self, before: Mapping[Key, Place], held: Mapping[Key, HeldClaim], now_running: Iterable[Key]
+    ) -> Difference:
         """Compare the database's claims with the runs before and after they were read."""
         missing = frozenset(key for key in before if key not in held)
-        stop = tuple(missing & self._missing)
+        cut = frozenset(key for key, place in before.items() if key in held and _is_behind(held[key], place))
+        stop = tuple(missing & self._missing) + tuple(cut)
         self._missing = missing
         live = frozenset(now_running) | frozenset(before)
         now = monotonic()
@@ -53,4 +61,8 @@ class Reconciler:
         due = [key for key, since in self._unknown.items() if now - since >= self._release_after_s]
         for key in due:
             del self._unknown[key]
-        return Difference(tuple(held[key] for key in due), stop, again=bool(self._unknown))
+        return Difference(tuple(held[key] for key in due), stop, again=bool(self._unknown or cut))
+
+
+def _is_behind(held: HeldClaim, place: Place) -> bool:
+    return held.step_number < place[0] or held.next_sequence < place[1]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from uuid import UUID
 
-from omnara.worker.reconcile import Key
+from omnara.worker.reconcile import Key, Place
 from omnara.worker.run import AgentRun
 
 SUSPECT_DEATHS = 2
@@ -56,6 +56,13 @@ class Runs:
         return not any(
             run.claim.deaths >= SUSPECT_DEATHS and not run.claim.steps_done for run, _ in self._runs.values()
         )
+
+    def places(self) -> dict[Key, Place]:
+        """The claims that run here, and how far each has come."""
+        return {
+            (agent_id, run.claim.claim_token): (run.claim.step_number, run.claim.next_sequence)
+            for agent_id, (run, _) in self._runs.items()
+        }
 
     def keys(self) -> list[Key]:
         """The claims that run here."""

@@ -187,7 +187,7 @@ class Saver:
             return
         assert state is not None, "without the agent the claim is lost"
         # The first try may still be on its way: the repeat is valid only for the row as it was read just now.
-        pending.item = msgspec.structs.replace(item, seen=(state.next_sequence, state.step_number))
+        pending.item = msgspec.structs.replace(item, seen=state.next_sequence)
         asyncio.get_running_loop().call_later(pending.pause_s, self._put, pending)
 
 
@@ -196,7 +196,8 @@ def judge(item: Advance, state: ClaimState | None, worker_id: UUID | None) -> Ad
 
     Evidence, in this order: the first event (of the step, or of an admission) is in the log; the closed step has the
     state that this save gives it; the next step is open. A claim that is gone without evidence is lost
-    (a plain release that did happen says the same to its caller: the claim is no longer held).
+    (a plain release that did happen says the same to its caller: the claim is no longer held). A claim that is held in a
+    row from before the step, or with a shorter log, is lost too: a failover took what the save would follow.
     """
     if state is None:
         return ClaimLost()
@@ -204,7 +205,8 @@ def judge(item: Advance, state: ClaimState | None, worker_id: UUID | None) -> Ad
     saved = state.event_sequence is not None or (item.close is not None and state.step_state == item.close.state)
     begun = item.begin is not None and held and state.step_number == item.step_number + 1
     if not saved and not begun:
-        return None if held else ClaimLost()
+        behind = state.step_number != item.step_number or state.next_sequence < item.known_next_sequence
+        return ClaimLost() if behind or not held else None
     return Advanced(
         begun=begun,
         kept=held,

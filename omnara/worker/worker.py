@@ -274,7 +274,7 @@ class Worker:
                     log.warning("reconcile_unavailable", error=str(error))
 
     async def _reconcile(self) -> None:
-        before = self._runs.keys()
+        before = self._runs.places()
         held = {(claim.agent_id, claim.claim_token): claim for claim in await self._held()}
         difference = self._reconciler.compare(before, held, self._runs.keys())
         for agent_id, token in difference.stop:

@@ -5,8 +5,10 @@
 -- The next step begins only if nobody else has written to the agent (`inputs_gen`) and its gate is open; otherwise the
 -- claim is given back, ready now.
 -- `mode`: begin | release | hold (save results of a running step and keep it). `retry_s`: null keeps, -1 clears.
--- A repeat of a save of unknown outcome names the sequence and step that were read when it had not happened yet: should
--- the first one arrive after all, both have moved and the repeat writes nothing.
+-- The fence is the claim, and the place in the log that its holder has reached: a failover that loses commits can bring a
+-- kept claim back from before its last steps.
+-- A repeat of a save of unknown outcome names the sequence that was read when it had not happened yet: should the first
+-- one arrive after all, it or the step has moved and the repeat writes nothing.
 -- `is not distinct from` keeps the planner off the index by worker, which finds all claims of this process.
 -- Index: agent_sched_pkey.
 locked as materialized (
@@ -15,13 +17,14 @@ locked as materialized (
   from unnest(
     $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::integer[], $8::integer[], $9::boolean[],
     $10::integer[], $11::integer[], $12::integer[], $13::integer[], $14::float8[], $15::float8[], $16::boolean[],
-    $17::uuid[], $18::boolean[], $19::bigint[], $20::bigint[]
+    $17::uuid[], $18::boolean[], $19::bigint[], $20::bigint[], $21::bigint[]
   ) with ordinality as i (
     agent_id, claim_token, epoch, gen, mode, events, admits, turn_open, output_position, opened, answered, attempt,
-    retry_s, ready_s, closes, turn_id, new_turn, seen_sequence, seen_step, ord)
+    retry_s, ready_s, closes, turn_id, new_turn, seen_sequence, known_sequence, step, ord)
   join agent_sched s on s.agent_id = i.agent_id
   where s.worker_id is not distinct from $1 and s.claim_token = i.claim_token and s.epoch = i.epoch
-    and (i.seen_sequence is null or (s.next_sequence = i.seen_sequence and s.step_number = i.seen_step))
+    and s.step_number = i.step and s.next_sequence >= i.known_sequence
+    and (i.seen_sequence is null or s.next_sequence = i.seen_sequence)
   order by s.agent_id
   for no key update of s skip locked
 ),

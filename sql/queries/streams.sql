@@ -14,12 +14,13 @@ where s.agent_id = $1
 order by e.sequence;
 
 -- name: news
--- Of these agents ($1), those whose log goes beyond what their readers have seen ($2), or that are archived or crashed.
+-- Of these agents ($1), those whose log goes beyond what their readers have seen ($2), or that are archived or crashed; or
+-- whose log ends before that, since a failover lost its tail.
 -- Index: agent_sched_pkey.
 select u.agent_id
 from unnest($1::uuid[], $2::bigint[]) as u (agent_id, seen)
 join agent_sched s on s.agent_id = u.agent_id
-where s.next_sequence - 1 > u.seen or s.gate in ('archived', 'crashed');
+where s.next_sequence - 1 <> u.seen or s.gate in ('archived', 'crashed');
 
 -- name: still_readable
 -- Of these pairs of a credential ($1) and a project ($2), those of which the credential still authenticates and its holder

@@ -70,3 +70,11 @@ def test_a_begin_alone_is_known_by_its_step() -> None:
 
 def test_the_agent_is_gone() -> None:
     assert judge(ITEM, None, WORKER) == ClaimLost()
+
+
+def test_a_claim_that_came_back_from_before_the_step_is_lost() -> None:
+    """A failover lost commits: the claim is there, and what the save would follow is not."""
+    for lost in ({"step_number": 4}, {"next_sequence": 19}):
+        state = msgspec.structs.replace(BEFORE, **lost)
+        assert judge(ITEM, state, WORKER) == ClaimLost()
+    assert judge(ITEM, msgspec.structs.replace(BEFORE, next_sequence=22), WORKER) is None, "somebody else has written"
