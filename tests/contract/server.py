@@ -17,6 +17,7 @@ from omnara.api.streams import StreamHub
 from omnara.app.listeners import Listener
 from omnara.app.parts import Parts, build, build_gateway
 from omnara.clock import Deadline, poll_until
+from omnara.db.checks import run_checks
 from omnara.db.connection import Connection, ConnectSettings
 from omnara.db.pool import ApiPool
 from omnara.engine.bootstrap import environment_providers, first_start
@@ -161,6 +162,13 @@ class ApiServer:
         """Run SQL of a test."""
         async with self.deps.db.acquire() as connection:
             return list(await connection.fetch(query, *values))
+
+
+async def invariants_hold(server: ApiServer) -> None:
+    """Fail when a query that must return no row returns one."""
+    async with server.deps.db.acquire() as connection:
+        broken = {check.name: check.broken for check in await run_checks(connection) if check.broken}
+    assert not broken, broken
 
 
 def model_server(script: Script) -> ModelServer:

@@ -16,7 +16,7 @@ from omnara.engine.model_discovery import usable
 from omnara.ids import IdKind, decode, encode, new_uuid
 from omnara.providers.probe import OfferedModel
 from omnara.testing import ModelServer, ModelSpec, Strictness, say
-from tests.contract.server import ApiServer, api_server
+from tests.contract.server import ApiServer, api_server, invariants_hold
 from tests.support.postgres import PostgresForTests
 
 MODELS = {"scripted-1": ModelSpec(), "text-embedding-9": ModelSpec()}
@@ -69,7 +69,9 @@ async def lab(postgres: PostgresForTests) -> AsyncIterator[Lab]:
         model = await stack.enter_async_context(
             ModelServer(lambda _: say("Yes."), strict=Strictness(models=MODELS | {"scripted-2": ModelSpec()}))
         )
-        yield Lab(await stack.enter_async_context(api_server(dsn, model)), model)
+        made = Lab(await stack.enter_async_context(api_server(dsn, model)), model)
+        yield made
+        await invariants_hold(made.server)
 
 
 # --- provider configs -------------------------------------------------------------------------------------

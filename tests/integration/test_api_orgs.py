@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from omnara.ids import IdKind, decode, encode, new_uuid
-from tests.contract.server import ApiServer, api_server
+from tests.contract.server import ApiServer, api_server, invariants_hold
 from tests.support.postgres import PostgresForTests
 
 ORGS = "/api/v1/orgs"
@@ -19,6 +19,7 @@ ORGS = "/api/v1/orgs"
 async def server(postgres: PostgresForTests) -> AsyncIterator[ApiServer]:
     async with postgres.fresh() as dsn, api_server(dsn, roles=frozenset({"api"})) as running:
         yield running
+        await invariants_hold(running)
 
 
 async def test_a_new_organization_can_be_used_at_once(server: ApiServer) -> None:

@@ -12,7 +12,7 @@ import pytest_asyncio
 from omnara.db.secrets import SealedRow
 from omnara.engine.catalog import open_secret
 from omnara.ids import IdKind, decode, encode, new_uuid
-from tests.contract.server import RING, ApiServer, api_server
+from tests.contract.server import RING, ApiServer, api_server, invariants_hold
 from tests.support.postgres import PostgresForTests
 
 VALUE = "plain-text-7f3a-of-a-secret"
@@ -22,6 +22,7 @@ VALUE = "plain-text-7f3a-of-a-secret"
 async def server(postgres: PostgresForTests) -> AsyncIterator[ApiServer]:
     async with postgres.fresh() as dsn, api_server(dsn, roles=frozenset({"api"})) as running:
         yield running
+        await invariants_hold(running)
 
 
 def path(server: ApiServer) -> str:
