@@ -185,7 +185,9 @@ class OutputBuilder:
             return msgspec.structs.replace(failed, request_id=request_id)
         stop = _DURABLE[reason]
         kept = replay() if stop in ("end_turn", "tool_use") else None
-        return Completed(stop, self._completed(with_calls=stop == "tool_use"), usage, kept, request_id)
+        # The calls of a cut answer are told too: the engine answers them, and never runs one.
+        calls_told = stop in ("tool_use", "max_tokens")
+        return Completed(stop, self._completed(with_calls=calls_told), usage, kept, request_id)
 
     def _failure(self, reason: ModelStopReason, calls: list[str]) -> Failed | None:
         if reason == "context_window":

@@ -191,7 +191,7 @@ async def test_how_an_answer_ends(gateway: ModelGateway, endpoint: Canned, event
     assert (outcome.kind if isinstance(outcome, Failed) else outcome.stop_reason) == kind
 
 
-async def test_calls_of_an_answer_that_was_cut_are_dropped(gateway: ModelGateway, endpoint: Canned) -> None:
+async def test_calls_of_an_answer_that_was_cut_are_told_with_what_is_wrong_and_nothing_is_replayed(gateway: ModelGateway, endpoint: Canned) -> None:
     """Source: field-reports B43."""
     cut = finished("incomplete", incomplete_details={"reason": "max_output_tokens"})
     begun = begin(1, "function_call", call_id="c", name="look")
