@@ -37,9 +37,9 @@ class Reconciler:
     """Remembers since when a claim has been unknown, and which runs were missing at the last look.
 
     A run is stopped only when two looks in a row miss its claim: the first may have been between its last save and its
-    end. A claim is released only when it is old enough: the answer to the claim may still be on its way. A run is stopped
-    at once when the database has not come as far as the run has: a failover lost commits, and all that the run knows may
-    be gone. Source: coordination §8.
+    end. A claim is released only when it is old enough: the answer to the claim may still be on its way. A run that is
+    ahead of the database is stopped at once: a failover lost commits, and what the run knows may be gone.
+    Source: coordination §8.
     """
 
     def __init__(self, release_after_s: float = UNKNOWN_CLAIM_AGE_S) -> None:

@@ -1,4 +1,4 @@
-"""The primary dies and its streaming standby is promoted: with commits that waited for it, and with a tail that is lost."""
+"""The primary dies, its streaming standby is promoted: with commits that waited for it, and with a tail that is lost."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ async def test_a_lost_tail_leaves_every_agent_whole(
         talker = await cluster.agent(client, say("one"), say("two"), say("three"))
         await talker.settled()
         asking = await cluster.agent(client, say("asked once"), gate="mid_text")
-        calling = await cluster.agent(client, call("web_fetch", cluster.fetch("lost")), say("{{result -1}}"), gate="mid_text")
+        fetch = call("web_fetch", cluster.fetch("lost"))
+        calling = await cluster.agent(client, fetch, say("{{result -1}}"), gate="mid_text")
         both = Answer(blocks=tuple(Call("web_fetch", cluster.fetch(name)) for name in ("quick", "slow")))
         halfway = await cluster.agent(client, both, say("fine"))
         for agent in (asking, calling):

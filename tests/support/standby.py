@@ -40,9 +40,15 @@ async def standby_of(primary_dsn: str, directory: Path, bin_dir: Path | None) ->
     environment = child_environment() | {"PGPASSWORD": parts.password, "PGSSLMODE": "disable"}
     # In a thread: the way to the primary may lead through a proxy of this event loop.
     done = await asyncio.to_thread(
-        lambda: subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, cwd="/", env=environment, **run_as(account)
-        )
+        subprocess.run,
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+        env=environment,
+        **run_as(account),
     )
     assert done.returncode == 0, done.stderr
     standby = primary_in(directory, bin_dir)
