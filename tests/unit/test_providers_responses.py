@@ -191,14 +191,19 @@ async def test_how_an_answer_ends(gateway: ModelGateway, endpoint: Canned, event
     assert (outcome.kind if isinstance(outcome, Failed) else outcome.stop_reason) == kind
 
 
-async def test_calls_of_an_answer_that_was_cut_are_told_with_what_is_wrong_and_nothing_is_replayed(gateway: ModelGateway, endpoint: Canned) -> None:
+async def test_calls_of_an_answer_that_was_cut_are_told_and_not_replayed(
+    gateway: ModelGateway, endpoint: Canned
+) -> None:
     """Source: field-reports B43."""
     cut = finished("incomplete", incomplete_details={"reason": "max_output_tokens"})
     begun = begin(1, "function_call", call_id="c", name="look")
     outcome, _ = await answer(
         gateway, endpoint, message(0, "hi"), begun, delta("function_call_arguments", 1, '{"n"'), cut
     )
-    assert (outcome.blocks, outcome.replay) == ((TextBlock("hi"),), None)
+    assert (outcome.stop_reason, outcome.replay) == ("max_tokens", None)
+    text, called = outcome.blocks
+    assert text == TextBlock("hi")
+    assert called.problem is not None
     filtered = finished("incomplete", incomplete_details={"reason": "content_filter"})
     outcome, _ = await answer(gateway, endpoint, message(0, "hi"), call(1, "c"), filtered)
     assert (outcome.kind, outcome.provider_code) == ("unknown", "malformed_answer")
