@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -13,6 +14,14 @@ from omnara.db.orgs import MemberRow
 from omnara.db.sqlfiles import Queries
 
 _SQL = Queries("members")
+
+_ERASURE: Final = (
+    "revoke_user_tokens",
+    "drop_user_secret_grants",
+    "destroy_user_secrets",
+    "mark_user_secrets_deleted",
+    "erase_user",
+)
 
 
 class OrgMemberRow(msgspec.Struct, frozen=True):
@@ -56,6 +65,12 @@ async def remove(connection: Connection, org_id: UUID, user_id: UUID) -> None:
     """End a membership, with all roles in the organization's projects."""
     await connection.execute(_SQL["drop_project_roles"], org_id, user_id)
     await connection.execute(_SQL["drop_member"], org_id, user_id)
+
+
+async def erase_user(connection: Connection, user_id: UUID) -> None:
+    """Forget a locked user without memberships: tokens are worthless, own secrets destroyed, the name is gone."""
+    for statement in _ERASURE:
+        await connection.execute(_SQL[statement], user_id)
 
 
 async def project_roles(connection: Connection, org_id: UUID, holder_id: UUID, *, user: bool) -> list[ProjectRoleRow]:

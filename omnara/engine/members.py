@@ -11,14 +11,14 @@ from uuid import UUID
 
 from omnara.access.principals import OrgRole, Principal, PrincipalKind, ProjectRole
 from omnara.access.roles import OrgAction, ProjectAction, ProjectScope
-from omnara.db import credentials, members, orgs
+from omnara.db import accounts, credentials, members, orgs
 from omnara.db.connection import Connection
 from omnara.db.listing import ListOrder
 from omnara.db.members import OrgMemberRow, ProjectRoleRow
 from omnara.db.orgs import MemberRow
 from omnara.engine.deps import Deps
 from omnara.engine.scope import org_in_scope, project_in_scope
-from omnara.errors import Conflict, InvalidRequest, NotFound
+from omnara.errors import Conflict, Forbidden, InvalidRequest, NotFound
 
 R = TypeVar("R", bound=StrEnum)
 
@@ -65,6 +65,29 @@ async def remove_member(deps: Deps, p: Principal, org_id: UUID, user_id: UUID) -
             org_in_scope(p, org_id, OrgAction.OWN)
         _keep_an_owner(owners, user_id)
         await members.remove(connection, org_id, user_id)
+
+    await deps.db.run(work)
+
+
+async def delete_user(deps: Deps, p: Principal) -> None:
+    """End the calling user: every membership, token and secret of their own. Own transaction.
+
+    Raises Forbidden for keys, Conflict while an organization has no other owner. The owner of the first organization
+    is whom commands make keys for, so ownership of it has to pass to somebody else first.
+    """
+    if p.kind is not PrincipalKind.USER:
+        raise Forbidden("organization keys are not users")
+
+    async def work(connection: Connection) -> None:
+        if not await orgs.lock_user(connection, p.id):
+            raise NotFound
+        first = await accounts.first_org(connection)
+        if first is not None and first.user_id == p.id:
+            raise Conflict("the first organization of this installation needs another owner")
+        for org in sorted(await accounts.user_orgs(connection, p.id), key=lambda org: org.id):
+            _keep_an_owner(await members.lock_owners(connection, org.id), p.id)
+            await members.remove(connection, org.id, p.id)
+        await members.erase_user(connection, p.id)
 
     await deps.db.run(work)
 

@@ -95,3 +95,24 @@ select count(*)::integer from personal_access_tokens where user_id = $1 and revo
 update personal_access_tokens set revoked_at = coalesce(revoked_at, statement_timestamp())
 where user_id = $1 and id = $2
 returning id, user_id, name, token_id, created_at, last_used_at, revoked_at;
+
+-- name: revoke_user_tokens
+-- Make every token of a user worthless. Index: personal_access_tokens_user.
+update personal_access_tokens set revoked_at = statement_timestamp() where user_id = $1 and revoked_at is null;
+
+-- name: drop_user_secret_grants
+-- Take a user's own secrets from every project.
+delete from secret_grants g using secrets s where s.owner_user_id = $1 and g.secret_id = s.id;
+
+-- name: destroy_user_secrets
+-- Destroy the values of a user's own secrets for good. Index: secret_versions_pkey.
+delete from secret_versions v using secrets s where s.owner_user_id = $1 and v.secret_id = s.id;
+
+-- name: mark_user_secrets_deleted
+-- Hide a user's own secrets.
+update secrets set deleted_at = statement_timestamp() where owner_user_id = $1 and deleted_at is null;
+
+-- name: erase_user
+-- Forget who a user was; the row stays for what it is named in. Index: users_pkey.
+update users set deleted_at = statement_timestamp(), updated_at = statement_timestamp(), email = null, display_name = ''
+where id = $1;

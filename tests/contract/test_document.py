@@ -80,6 +80,7 @@ OPERATIONS += [
     ("get", f"{P}/model-grants"),
     ("patch", f"{P}/model-grants/{{modelGrantID}}"),
     ("delete", f"{P}/model-grants/{{modelGrantID}}"),
+    ("delete", "/api/v1/me"),
     ("get", f"{ORG}/members"),
     ("patch", f"{ORG}/members/{{userID}}"),
     ("delete", f"{ORG}/members/{{userID}}"),

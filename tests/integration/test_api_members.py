@@ -16,7 +16,7 @@ from omnara.engine import credentials, members
 from omnara.engine.authenticate import authenticate
 from omnara.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unauthorized
 from omnara.ids import IdKind, decode, encode, new_uuid
-from tests.contract.server import ApiServer, api_server
+from tests.contract.server import ApiServer, api_server, invariants_hold
 from tests.support.postgres import PostgresForTests
 
 TOKENS = "/api/v1/personal-access-tokens"
@@ -106,6 +106,28 @@ async def test_roles_in_projects(server: ApiServer) -> None:
     assert (await server.call("GET", f"{server.scope}/agents", key=other)).code == "not_found"
     nobody = f"{org(server)}/members/{encode(IdKind.USER, new_uuid())}/projects/{server.project}"
     assert (await server.call("PUT", nobody, {"role": "viewer"})).code == "not_found"
+
+
+async def test_a_user_ends_with_everything_of_their_own(server: ApiServer) -> None:
+    other, key = await server.user("operator"), await server.org_key()
+    other_id = decode(IdKind.USER, await me(server, other))
+    body = {"owner": {"kind": "user"}, "name": "mine", "material": {"kind": "generic", "value": "v"}}
+    assert (await server.call("POST", f"{org(server)}/secrets", body, key=other)).status == 201
+    assert (await server.call("DELETE", "/api/v1/me", key=key)).code == "forbidden"
+    assert (await server.call("DELETE", "/api/v1/me")).code == "conflict", "an organization keeps an owner"
+    made = (await server.call("POST", "/api/v1/orgs", {"name": "Own"}, key=other)).json
+    assert (await server.call("DELETE", "/api/v1/me", key=other)).code == "conflict"
+    assert (await server.call("DELETE", f"/api/v1/orgs/{made['org']['id']}", key=other)).status == 204
+    assert (await server.call("DELETE", "/api/v1/me", key=other)).status == 204
+    assert (await server.call("GET", "/api/v1/me", key=other)).status == 401
+    assert len((await server.get(f"{org(server)}/members"))["data"]) == 1
+    [user] = await server.rows("select * from users where id = $1", other_id)
+    assert (user["display_name"], user["email"]) == ("", None)
+    left = await server.rows(
+        "select 1 from secret_versions v join secrets s on s.id = v.secret_id where s.owner_user_id = $1", other_id
+    )
+    assert left == []
+    await invariants_hold(server)
 
 
 # --- personal tokens --------------------------------------------------------------------------------------

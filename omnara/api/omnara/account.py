@@ -12,8 +12,8 @@ from omnara.api.omnara import encode
 from omnara.api.omnara.decode import PageQuery
 from omnara.api.omnara.tools import next_cursor, time_key
 from omnara.api.omnara.types.account import CurrentUser, ListProjectsResponse, ToolCatalog
-from omnara.api.routing import Call, Route, reply
-from omnara.engine import reads
+from omnara.api.routing import Call, Route, no_content, reply
+from omnara.engine import members, reads
 from omnara.ids import IdKind
 from omnara.tools.registry import catalog
 
@@ -22,6 +22,13 @@ async def me(call: Call) -> web.StreamResponse:
     """The calling user with its organizations."""
     found = await reads.me(call.context.deps, call.principal)
     return reply(200, encode.current_user(found.user, found.orgs))
+
+
+async def delete_me(call: Call) -> web.StreamResponse:
+    """The end of the calling user."""
+    await members.delete_user(call.context.deps, call.principal)
+    call.context.authenticator.forget()
+    return no_content()
 
 
 async def list_projects(call: Call) -> web.StreamResponse:
@@ -50,6 +57,14 @@ ROUTES: Final = (
         caller=CallerRule.USER,
         responses={200: CurrentUser},
         errors=frozenset({401, 403, 404, 503}),
+    ),
+    Route(
+        method="DELETE",
+        path="/api/v1/me",
+        operation_id="deleteCurrentUser",
+        handler=delete_me,
+        caller=CallerRule.USER,
+        responses={204: None},
     ),
     Route(
         method="GET",
