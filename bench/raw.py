@@ -34,14 +34,15 @@ __all__ = ["RawContestant", "Slots", "agent_claim", "saves_of"]
 CONNECTIONS: Final = 12
 TOKEN: Final = 7
 _STEP: Final = 2_000_000_003
-"""A step number that occurs nowhere else among the parameters, so that its place can be found."""
+"""A step number that occurs nowhere else among the parameters, so that its places can be found: what is closed, and
+the fence, which knows the step that its holder is at."""
 
 
 class Slots(msgspec.Struct, frozen=True):
     """One statement's parameters and the places that change from save to save."""
 
     parameters: list[Any]
-    step: int
+    steps: tuple[int, ...]
     event: int
     call: int
     begins: int
@@ -49,7 +50,8 @@ class Slots(msgspec.Struct, frozen=True):
     def filled(self, step: int, call: UUID) -> list[Any]:
         """Return parameters for one save: a new event, this step, and the call that it makes or answers."""
         values = list(self.parameters)
-        values[self.step] = [step]
+        for place in self.steps:
+            values[place] = [step]
         values[self.event] = [new_uuid()]
         values[self.call] = [call]
         if self.begins >= 0:
@@ -73,7 +75,7 @@ def agent_claim(agent_id: UUID, seeded: Seeded, turn_id: UUID) -> Claim:
         batch_sequence=None,
         open_calls=0,
         attempt=0,
-        step_number=1,
+        step_number=_STEP,
         deaths=0,
         history_version=0,
         void=(),
@@ -113,7 +115,7 @@ def _slots(item: Advance, worker_id: UUID, call_id: UUID) -> Slots:
     begins = item.begin.call_id if item.begin is not None else None
     return Slots(
         parameters,
-        step=parameters.index([_STEP]),
+        steps=tuple(place for place, value in enumerate(parameters) if value == [_STEP]),
         event=parameters.index([item.events[0].id]),
         call=parameters.index([call_id]),
         begins=-1 if begins is None else parameters.index([begins]),
