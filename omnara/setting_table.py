@@ -209,6 +209,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stream_sweep_s: Annotated[
         float, Spec("OMNARA_STREAM_SWEEP", "Time between two looks for events that no hint announced", 0.05, 60)
     ] = 2.0
+    hint_heartbeat_s: Annotated[
+        float, Spec("OMNARA_HINT_HEARTBEAT", "Time between two checks of the connection that hears hints", 0.05, 60)
+    ] = 5.0
     vacuum_s: Annotated[float, Spec("OMNARA_VACUUM", "Time between two vacuums of the scheduling table", 0.1, 3600)] = (
         10.0
     )

@@ -12,7 +12,7 @@ from omnara.clock import Deadline, monotonic
 from omnara.db.bus import LocalBus
 from omnara.db.connection import ConnectSettings
 from omnara.db.dedicated import Dedicated, OnConnect
-from omnara.db.hints import HintListener, HintSender, new_origin
+from omnara.db.hints import HEARTBEAT_S, HintListener, HintSender, new_origin
 from omnara.db.hintwire import Hint
 from omnara.metrics import Metrics
 from omnara.service import Tasks
@@ -35,9 +35,9 @@ class _TimedListener(HintListener):
 
     def __init__(
         self, database: ConnectSettings, sender: _TimedSender, lag_s: Histogram, bus: LocalBus, origin: str,
-        on_connect: OnConnect | None,
+        on_connect: OnConnect | None, heartbeat_s: float,
     ) -> None:  # fmt: skip
-        super().__init__(database, bus, origin=origin, on_connect=on_connect)
+        super().__init__(database, bus, origin=origin, on_connect=on_connect, heartbeat_s=heartbeat_s)
         self._sender = sender
         self._lag_s = lag_s
         self._mark = f'"{origin}"'
@@ -60,12 +60,20 @@ class HintService:
     name = "hints"
 
     def __init__(
-        self, database: ConnectSettings, session: Dedicated, metrics: Metrics, *, on_connect: OnConnect | None
+        self,
+        database: ConnectSettings,
+        session: Dedicated,
+        metrics: Metrics,
+        *,
+        on_connect: OnConnect | None,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.bus = LocalBus()
         origin = new_origin()
         self.sender = _TimedSender(session, self.bus, origin=origin)
-        self.listener = _TimedListener(database, self.sender, metrics.hint_lag_s, self.bus, origin, on_connect)
+        self.listener = _TimedListener(
+            database, self.sender, metrics.hint_lag_s, self.bus, origin, on_connect, heartbeat_s
+        )
         self._tasks = Tasks()
 
     # --- what the engine says -----------------------------------------------------------------------------

@@ -56,7 +56,13 @@ def build(
     pools = Pools(database, metrics)
     identity = Identity(database, _times(settings, embedded=database.embedded), sorted(settings.roles))
     works = bool(settings.roles & {"worker", "maintenance"})
-    hints = HintService(database, pools.session, metrics, on_connect=identity.hold if works else None)
+    hints = HintService(
+        database,
+        pools.session,
+        metrics,
+        on_connect=identity.hold if works else None,
+        heartbeat_s=settings.hint_heartbeat_s,
+    )
     feed = Feed()
     deps = Deps(
         db=pools.api,

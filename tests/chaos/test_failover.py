@@ -1,4 +1,4 @@
-"""The primary dies, its streaming standby is promoted: with commits that waited for it, and with a tail that is lost."""
+"""The primary dies, its streaming standby is promoted: with commits that waited for it, and with a lost tail."""
 
 from __future__ import annotations
 

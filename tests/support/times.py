@@ -27,6 +27,7 @@ SHRUNK = Times(
         "OMNARA_RECONCILE": "1s",
         "OMNARA_WORKER_DRAIN_TIMEOUT": "3s",
         "OMNARA_STREAM_SWEEP": "500ms",
+        "OMNARA_HINT_HEARTBEAT": "1s",
         "OMNARA_MODEL_RETRY_BASE": "50ms",
         "OMNARA_MODEL_RETRY_CAP": "500ms",
     },
