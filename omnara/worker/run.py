@@ -22,6 +22,7 @@ from omnara.engine.compaction import (
     Summary,
     begin_compaction,
     cannot_be_compacted,
+    irreducible,
     save_checkpoint,
     save_handoff,
     save_reduction,
@@ -250,9 +251,11 @@ class AgentRun(KeptClaim):
             return await self._save(item, kind="compaction", outcome="reduced")
         probes.hit("saving", agent_id=self.claim.agent_id, kind="compaction")
         following = self._yielding(self._model_next(upcoming, self._steering))
-        return await self._save(
-            save_checkpoint(self.claim, begun, context, outcome, following, self._spent), kind="compaction"
-        )
+        item = save_checkpoint(self.claim, begun, context, outcome, following, self._spent)
+        try:
+            return await self._save(item, kind="compaction")
+        except DataRefused as refused:
+            return await self._end_turn(begun, plan, irreducible(f"it cannot be stored: {refused}"))
 
     async def _tools_step(self, begun: ToolsBegun) -> Begun | ToolsBegun | None:
         plan = await self._get_plan()
