@@ -6,9 +6,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+import structlog
 
 from omnara.db.connection import ConnectSettings
 from tests.support.postgres import PostgresForTests, postgres_for_tests
+
+# Without this a logged exception shows every local of every frame, which takes seconds for each.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
