@@ -93,8 +93,9 @@ def delay_s(attempt: int, context_id: str, retry_after_s: float | None = None) -
 def parse_retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """Seconds that the provider asks for, from `retry-after-ms`, or `retry-after` as seconds or HTTP date.
 
-    `now` is Unix time: a date is relative to it. Nonsense (negative, not finite, unparsable, beyond a year) is None.
-    Keys of `headers` must be lower case, or the mapping case-insensitive.
+    A date is compared with the one that the same response states as its own, since our clock may be wrong; without that
+    with `now`, Unix time. Nonsense (negative, not finite, unparsable, beyond a year) is None. Keys of `headers` must be
+    lower case, or the mapping case-insensitive.
     """
     millis = _number(headers.get("retry-after-ms", ""))
     if millis is not None and (sane := _sane(millis / 1000)) is not None:
@@ -105,10 +106,15 @@ def parse_retry_after(headers: Mapping[str, str], now: float) -> float | None:
     seconds = _number(text)
     if seconds is not None:
         return _sane(seconds)
+    due, sent = _http_date(text), _http_date(headers.get("date", ""))
+    return None if due is None else _sane(max(0.0, due - (now if sent is None else sent)))
+
+
+def _http_date(text: str) -> float | None:
     try:
-        due = parsedate_to_datetime(text)
+        date = parsedate_to_datetime(text)
         # A date without a zone is GMT: HTTP has no other.
-        return _sane(max(0.0, (due if due.tzinfo else due.replace(tzinfo=UTC)).timestamp() - now))
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, OverflowError, IndexError):
         return None
 

@@ -51,6 +51,9 @@ def test_a_longer_wait_of_the_provider_wins_and_a_shorter_one_does_not() -> None
         ({"retry-after": format_datetime(NOW + timedelta(seconds=3), usegmt=True)}, 3.0),
         ({"retry-after": format_datetime(NOW - timedelta(seconds=3), usegmt=True)}, 0.0),
         ({"retry-after": "Sun, 01 Mar 2026 12:00:07"}, 7.0),
+        # The provider's clock is two minutes behind ours, or it says nothing sensible about its clock.
+        ({"retry-after": "Sun, 01 Mar 2026 11:58:07 GMT", "date": "Sun, 01 Mar 2026 11:58:00 GMT"}, 7.0),
+        ({"retry-after": "Sun, 01 Mar 2026 12:00:07 GMT", "date": "today"}, 7.0),
         ({}, None),
         ({"retry-after": ""}, None),
         ({"retry-after": "-5"}, None),
