@@ -118,11 +118,12 @@ async def test_only_readers_of_the_agent_see_its_files(server: ApiServer) -> Non
     agent, other = await server.agent(), await server.agent()
     [path] = await sent(server, agent, block(png()))
     viewer, stranger = await server.user("viewer"), await server.user(None)
+    unknown = f"{agent}/artifacts/{encode(IdKind.ARTIFACT, new_uuid())}"
     for suffix in ("", "/content"):
         assert (await server.call("GET", path + suffix, key=None)).status == 401
         assert (await server.call("GET", path.replace(agent, other) + suffix)).status == 404
         assert (await server.call("GET", path + suffix, key=stranger)).status == 404
-        assert (await server.call("GET", f"{agent}/artifacts/{encode(IdKind.ARTIFACT, new_uuid())}{suffix}")).status == 404
+        assert (await server.call("GET", unknown + suffix)).status == 404
         assert (await server.call("GET", f"{agent}/artifacts/art_x{suffix}")).code == "validation_failed"
         assert (await server.call("HEAD", path + suffix)).status == 404
     assert (await server.call("GET", path, key=viewer)).status == 200

@@ -27,7 +27,8 @@ def context(limits: ToolLimits | None = None) -> ToolContext:
 
 def test_the_catalog_lists_what_can_be_run_sorted_by_name() -> None:
     served = msgspec.json.decode(msgspec.json.encode(catalog()))
-    assert [entry["name"] for entry in served["built_in_tools"]] == ["ask_question", "read_file", "search_files", "web_fetch"]
+    names = [entry["name"] for entry in served["built_in_tools"]]
+    assert names == ["ask_question", "read_file", "search_files", "web_fetch"]
     assert set(served) == {"built_in_tools", "custom_tool_permissions", "mcp_tool_permissions"}
     for entry in served["built_in_tools"]:
         assert set(entry) == {"name", "description", "default_permission", "permission_modes"}
