@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from omnara.db.snapshot import read_events
 from omnara.domain.content import TextBlock
 from omnara.domain.context import ContextState, Message, ToolResultsMessage
 from omnara.domain.context_size import tokens
@@ -19,6 +20,7 @@ from omnara.ids import new_uuid
 from omnara.providers.in_process import ask, say
 from omnara.providers.protocol import Completed, Failed, ModelCall, Outcome
 from omnara.tools.registry import SHOWN_CHARS
+from omnara.worker import context_cache
 from tests.support.engine import Engine, engine_on
 from tests.support.reading import events_of
 from tests.support.waiting import until
@@ -110,7 +112,7 @@ async def say_much(engine: Engine, agent: UUID, texts: list[str]) -> None:
     engine.hints.ready([agent])
 
 
-async def test_ten_thousand_events_stay_within_a_small_window(database: str) -> None:
+async def test_ten_thousand_events_stay_within_a_small_window(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
     def answer(call: ModelCall) -> Outcome:
@@ -140,9 +142,19 @@ async def test_ten_thousand_events_stay_within_a_small_window(database: str) -> 
 
         # Another process starts at the last checkpoint, and sees the same conversation as a reader of everything.
         await first.drain()
+        read = 0
+
+        async def counted(*args: Any) -> list[Any]:
+            nonlocal read
+            rows = await read_events(*args)
+            read += len(rows)
+            return rows
+
+        monkeypatch.setattr(context_cache, "read_events", counted)
         await engine.start()
         await engine.say(agent, "still there?")
         await engine.until_idle(agent, limit_s=60)
+        assert 0 < read < len(events) / 10, "what is summarised is not read"
         log = await events_of(engine.sql, agent)
         at = next(number for number, texts in enumerate(talk.answers) if "still there?" in texts)
         frontier = len(events) + 1 + (log[len(events) + 1].kind == "context_checkpoint")
