@@ -83,8 +83,7 @@ class ContextState:
         self._told = 0
         self._cuts: list[Cut] = []
         self._failed_at = 0
-        self.media: list[MediaPart] = []
-        """Every file of the conversation, oldest first."""
+        self.media: list[MediaPart] = []  # every file of the conversation, oldest first
         self.summarized_through = -1
         """The last event that a checkpoint stands for; -1 without one."""
         self.compactions = 0
