@@ -221,8 +221,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     # Commands that talk to a running server
-    url: Annotated[str, Spec("OMNARA_URL", "Server that `omnara agents` talks to")] = "http://127.0.0.1:8080"
-    api_key: Annotated[str | None, Spec("OMNARA_API_KEY", "Key that `omnara agents` uses", secret=True)] = None
+    url: Annotated[str, Spec("OMNARA_URL", "Server that `agents` and `chat` talk to")] = "http://127.0.0.1:8080"
+    api_key: Annotated[str | None, Spec("OMNARA_API_KEY", "Key that `agents` and `chat` use", secret=True)] = None
 
     def __repr__(self) -> str:
         shown = (

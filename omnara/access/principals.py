@@ -55,7 +55,7 @@ class OrgRole(StrEnum):
 
 
 class ProjectRole(StrEnum):
-    """Explicit roles in one project. Source: api.md §3."""
+    """Roles in one project. Source: api.md §3."""
 
     ADMIN = "admin"
     DEVELOPER = "developer"
@@ -64,7 +64,7 @@ class ProjectRole(StrEnum):
 
 
 class ProjectGrant(msgspec.Struct, frozen=True):
-    """An explicit role in a project, with the organization that the project belongs to."""
+    """A role in a project, given or implied by one in its organization, which the project belongs to."""
 
     org_id: UUID
     role: ProjectRole

@@ -79,7 +79,8 @@ _PROJECT_RIGHTS: Final = {
 def can(principal: Principal, action: OrgAction | ProjectAction, scope: UUID | ProjectScope) -> Decision:
     """Decide `action` in an organization (its UUID) or in a project (its scope).
 
-    An organization role gives no right in a project: only the explicit project role does, also to an admin.
+    In a project only the grant counts; owners and admins of its organization have one for each of its projects without
+    having been given it (see `load`; the OpenAPI file says so, over api.md §3).
     HIDDEN when the caller cannot even read, DENIED when it can read but not do this. Source: api.md §3.
     Raises TypeError when the scope is not of the action's kind, which is a bug of the caller.
     """

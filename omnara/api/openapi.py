@@ -32,6 +32,10 @@ _ERROR_TEXTS: Final = {
     403: "The caller may not do this.",
     404: "There is no such thing, or the caller may not see it.",
     409: "The request clashes with the present state.",
+    413: "The body, or a part of it, is too large.",
+    415: "The body is not called application/json.",
+    416: "The part that was asked for lies behind the end.",
+    422: "The request is well-formed, and this release cannot do it.",
     500: "The server failed.",
     503: "A needed part is away; try again after Retry-After seconds.",
 }
@@ -113,8 +117,8 @@ def _operation(route: Route, by_type: Mapping[str, Any]) -> dict[str, Any]:
         responses[str(status)] = _response("Done.", kind, by_type)
     for status in sorted(route.errors):
         responses[str(status)] = _response(_ERROR_TEXTS[status], Error, by_type)
-    responses["4XX"] = _response("Another fault of the request.", ClientError, by_type)
-    responses["5XX"] = _response("Another fault of the server.", ServerError, by_type)
+    for status in sorted(route.unlisted_errors):
+        responses[str(status)] = _response(_ERROR_TEXTS[status], ClientError if status < 500 else ServerError, by_type)
     operation["responses"] = responses
     return operation
 

@@ -59,7 +59,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One operation. `responses` maps each success status to its type; the common errors are added to all.
 
     `description` is for readers of the document, where a route needs one: one that the contract has not.
-    `path_ids` names the kind of each id in the path. `body_required` matters only with a `body`.
+    `path_ids` names the kind of each id in the path. `body_required` matters only with a `body`. `errors` are the
+    statuses that the contract lists for the operation, `further_errors` those of its own that fall under its families.
     """
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -76,6 +77,17 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     caller: CallerRule = CallerRule.ANYONE
     description: str = ""
     errors: frozenset[int] = frozenset({400, 401, 403, 404, 409, 503})
+    further_errors: frozenset[int] = frozenset()
+
+    @property
+    def unlisted_errors(self) -> frozenset[int]:
+        """The statuses beside `errors` that a request may get: for what comes before, around and after every handler."""
+        found = {400, 401, 403, 404, 413, 500, 503} | self.further_errors
+        if self.body is not None:
+            found.add(415)
+        if any(isinstance(kind, Binary) for kind in self.responses.values()):
+            found.add(416)
+        return frozenset(found - self.errors)
 
 
 def endpoint(route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

@@ -172,7 +172,8 @@ class Client:
         on_connection: ConnectionChange | None = None,
         max_wait_s: float = BACKOFF_S[1],
     ) -> EventStream:
-        """Return the endless stream of events after `after`; with `deltas` also what is said before it is saved.
+        """Return the stream of events after `after`, which ends only when the agent is archived; with `deltas` also
+        what is said before it is saved.
 
         `on_connection` hears of lost and regained connections; `max_wait_s` is the longest wait before another try.
         """
@@ -180,9 +181,17 @@ class Client:
         async def find_path() -> str:
             return (await self.links(agent)).stream
 
-        backoff_s = (min(BACKOFF_S[0], max_wait_s), max_wait_s)
+        async def is_archived() -> bool:
+            return (await self.status(agent)).status == "archived"
+
         return EventStream(
-            self._http, find_path, after=after, deltas=deltas, backoff_s=backoff_s, on_connection=on_connection
+            self._http,
+            find_path,
+            is_archived,
+            after=after,
+            deltas=deltas,
+            backoff_s=(min(BACKOFF_S[0], max_wait_s), max_wait_s),
+            on_connection=on_connection,
         )
 
     async def tool_calls(self, agent: str, *, state: str | None = None) -> list[ToolCall]:

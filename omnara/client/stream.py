@@ -15,7 +15,7 @@ from typing import Final, Self
 import aiohttp
 import msgspec
 
-from omnara.client.errors import ApiError, StreamBroken, is_retryable_status
+from omnara.client.errors import ApiError, ServerUnreachable, StreamBroken, is_retryable_status
 from omnara.client.sse import Frame, FrameParser
 from omnara.client.transport import CONNECT_TIMEOUT_S, Transport, api_error
 from omnara.client.types import Delta, Event, ToolCallUpdate
@@ -43,18 +43,24 @@ class _Lost(Exception):
         self.retry_after_s = retry_after_s
 
 
-class EventStream:
-    """An async iterator over an agent's events after sequence `after`, then everything that follows, without an end.
+class _Closed(_Lost):
+    """The server has ended the stream, and said nothing: it shuts down, is out of patience, or nothing will follow."""
 
-    Use it as `async with client.stream(agent) as events: async for event in events: …`. Raises ApiError for a refusal
-    that a repetition cannot cure, StreamBroken when the server reports an internal error or leaves a gap.
-    Cancellation, or leaving the block, closes the connection at once.
+
+class EventStream:
+    """An async iterator over an agent's events after sequence `after`, then everything that follows.
+
+    It ends when the agent is archived: nothing will ever follow then. Use it as
+    `async with client.stream(agent) as events: async for event in events: …`. Raises ApiError for a refusal that a
+    repetition cannot cure, StreamBroken when the server reports an internal error or leaves a gap. Cancellation, or
+    leaving the block, closes the connection at once.
     """
 
     def __init__(
         self,
         transport: Transport,
         find_path: Callable[[], Awaitable[str]],
+        is_over: Callable[[], Awaitable[bool]],
         *,
         after: int,
         deltas: bool,
@@ -64,6 +70,7 @@ class EventStream:
     ) -> None:
         self._transport = transport
         self._find_path = find_path
+        self._is_over = is_over
         self._last = after
         self._deltas = deltas
         self._silence_s = silence_s
@@ -108,12 +115,14 @@ class EventStream:
                             self._backoff.reset()
                             yield item
             except _Lost as lost:
+                if isinstance(lost, _Closed) and await self._has_ended():
+                    return
                 self._reconnects += 1
                 self._tell(str(lost))
                 await asyncio.sleep(max(self._backoff.next_s(), lost.retry_after_s))
 
     async def _frames(self) -> AsyncGenerator[Frame, None]:
-        """Yield the frames of one connection. Ends only with an exception: a stream has no natural end."""
+        """Yield the frames of one connection. Ends only with an exception."""
         headers = self._transport.headers | {"Accept": "text/event-stream", "Cache-Control": "no-cache"}
         headers["Last-Event-ID"] = str(self._last)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=self._silence_s)
@@ -132,7 +141,13 @@ class EventStream:
                         yield frame
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise _Lost(str(error) or type(error).__name__) from error
-        raise _Lost("the server closed the stream")
+        raise _Closed("the server closed the stream")
+
+    async def _has_ended(self) -> bool:
+        try:
+            return await self._is_over()
+        except (ApiError, ServerUnreachable):  # what is final, the next connection says too
+            return False
 
     def _tell(self, lost: str | None) -> None:
         if self._on_connection is not None:

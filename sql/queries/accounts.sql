@@ -1,6 +1,6 @@
 -- name: personal_token_holder
--- The user behind a personal token, with every role, in one round trip. A role in an organization gives none in its
--- projects. Index: personal_access_tokens_token_hash_key, project_members_user.
+-- The user behind a personal token, with every role, in one round trip. Owners and admins of an organization have admin
+-- access to all its projects without a row. Index: personal_access_tokens_token_hash_key.
 select t.id as key_id, u.id, u.display_name, null::text as org_role,
        coalesce(t.last_used_at < statement_timestamp() - interval '1 hour', true) as stale,
        array(select m.org_id from org_members m join orgs o on o.id = m.org_id and o.deleted_at is null
@@ -14,17 +14,18 @@ join users u on u.id = t.user_id and u.deleted_at is null
 left join lateral (
   select array_agg(p.id order by p.created_at, p.id) as project_ids,
          array_agg(p.org_id order by p.created_at, p.id) as project_orgs,
-         array_agg(e.role order by p.created_at, p.id) as project_roles
-  from project_members e
-  join projects p on p.id = e.project_id and p.deleted_at is null
-  join org_members m on m.org_id = p.org_id and m.user_id = e.user_id
-  where e.user_id = u.id
+         array_agg(case when m.role in ('owner', 'admin') then 'admin' else e.role end order by p.created_at, p.id)
+           as project_roles
+  from org_members m
+  join projects p on p.org_id = m.org_id and p.deleted_at is null
+  left join project_members e on e.project_id = p.id and e.user_id = m.user_id
+  where m.user_id = u.id and (m.role in ('owner', 'admin') or e.role is not null)
 ) g on true
 where t.token_hash = $1 and t.revoked_at is null;
 
 -- name: org_key_holder
--- The organization key behind a token, with every role, in one round trip. A role in the organization gives none in its
--- projects. Index: org_api_keys_token_hash_key, org_api_key_projects_pkey.
+-- The organization key behind a token, with every role, in one round trip. A key with the admin role has admin access to
+-- all projects of its organization without a row. Index: org_api_keys_token_hash_key.
 select k.id as key_id, k.id, k.name as display_name, k.org_role,
        coalesce(k.last_used_at < statement_timestamp() - interval '1 hour', true) as stale,
        array[k.org_id] as org_ids, array[k.org_role] as org_roles,
@@ -35,10 +36,11 @@ join orgs o on o.id = k.org_id and o.deleted_at is null
 left join lateral (
   select array_agg(p.id order by p.created_at, p.id) as project_ids,
          array_agg(p.org_id order by p.created_at, p.id) as project_orgs,
-         array_agg(e.role order by p.created_at, p.id) as project_roles
-  from org_api_key_projects e
-  join projects p on p.id = e.project_id and p.org_id = k.org_id and p.deleted_at is null
-  where e.key_id = k.id
+         array_agg(case when k.org_role = 'admin' then 'admin' else e.role end order by p.created_at, p.id)
+           as project_roles
+  from projects p
+  left join org_api_key_projects e on e.project_id = p.id and e.key_id = k.id
+  where p.org_id = k.org_id and p.deleted_at is null and (k.org_role = 'admin' or e.role is not null)
 ) g on true
 where k.token_hash = $1 and k.revoked_at is null and k.org_role is not null;
 

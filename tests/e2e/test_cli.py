@@ -100,7 +100,7 @@ async def _timed(*arguments: str) -> float:
     "command",
     [
         "serve", "demo", "agents", "keys", "models", "migrate", "doctor", "mock-model", "settings", "agents launch",
-        "models probe",
+        "models probe", "chat",
     ],
 )  # fmt: skip
 async def test_every_command_explains_itself_with_an_example(command: str) -> None:

@@ -125,6 +125,22 @@ async def test_a_stream_goes_on_over_cuts_refusals_and_repetitions() -> None:
     assert asked == ["0", "2", "2", "2", "3", "3"]
 
 
+async def test_the_stream_of_an_archived_agent_ends() -> None:
+    """The server closes a stream for many reasons; only this one is for good."""
+    answers = ["running", "archived"]
+
+    async def status(_request: web.Request) -> web.Response:
+        found = answers.pop(0) if len(asked) > 0 and answers else "running"
+        return web.json_response({"id": AGENT, "status": found, "links": LINKS})
+
+    handler, asked = scripted(sends(frame(1)), sends(frame(2)))
+    routes = {("GET", f"/agents/{AGENT}"): status, ("GET", LINKS["stream"]): handler}
+    async with serving(routes) as client, client.stream(AGENT) as stream:
+        assert [item.sequence async for item in stream if isinstance(item, Event)] == [1, 2]
+        assert stream.reconnects == 1
+    assert asked == ["0", "1"]
+
+
 async def test_silence_is_a_broken_connection_and_heartbeats_are_not() -> None:
     async def quiet(response: web.StreamResponse) -> None:
         await response.write(frame(1))

@@ -215,6 +215,7 @@ ROUTES: Final = (
         body=CreateSecretRequest,
         responses={201: Secret},
         errors=WRITE_ERRORS,
+        further_errors=frozenset({422}),
     ),
     Route(
         method="GET",
@@ -253,5 +254,6 @@ ROUTES: Final = (
         body=SecretVersionRequest,
         responses={200: Secret},
         errors=WRITE_ERRORS,
+        further_errors=frozenset({422}),
     ),
 )
