@@ -81,7 +81,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unlisted_errors(self) -> frozenset[int]:
-        """The statuses beside `errors` that a request may get: for what comes before, around and after every handler."""
+        """The statuses beside `errors` that a request may get, for what comes before and around every handler."""
         found = {400, 401, 403, 404, 413, 500, 503} | self.further_errors
         if self.body is not None:
             found.add(415)

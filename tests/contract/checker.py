@@ -79,6 +79,9 @@ class Checker:
         if operation is None:
             yield from self._unknown_route(response)
             return
+        named = self._own["paths"].get(path, {}).get(method)
+        if named is not None and str(response.status) not in named["responses"]:
+            yield "our own document does not name the status"
         declared = declared_response(document, operation, response.status)
         if declared is None and response.status in {206, 304}:
             # What only a conditional request gets is in our own document; the contract knows no such requests.
