@@ -89,6 +89,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, Spec("OPENAI_API_KEY", "Makes the provider `openai` with its models at each start", secret=True)
     ] = None
     openai_base_url: Annotated[str | None, Spec("OPENAI_BASE_URL", "Endpoint of that provider")] = None
+    openai_api_format: Annotated[
+        Literal["auto", "responses", "chat-completions"],
+        Spec("OPENAI_API_FORMAT", "What it speaks; `auto`: Responses, but Chat Completions at any other endpoint"),
+    ] = "auto"
     allowed_private_hosts: Annotated[
         tuple[str, ...],
         Spec(

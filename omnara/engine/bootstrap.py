@@ -21,7 +21,7 @@ from omnara.db.accounts import FirstOrg, TokenRow
 from omnara.db.connection import Connection
 from omnara.db.locks import lock_key
 from omnara.db.pool import ApiPool
-from omnara.engine.known_models import PROVIDERS, EnvironmentProvider, endpoint, facts_of
+from omnara.engine.known_models import PROVIDERS, EnvironmentProvider, endpoint, facts_of, speaking
 from omnara.engine.model_admin import ProviderSpec, add_models, put_provider
 from omnara.errors import ConfigurationError, NotFound, Unavailable
 from omnara.ids import new_uuid
@@ -88,11 +88,13 @@ def environment_endpoints(settings: Settings) -> list[GivenProvider]:
     """
     allow = parse_allow_list(",".join(settings.allowed_private_hosts))
     keys = {provider: getattr(settings, f"{provider.setting}_api_key") for provider in PROVIDERS}
-    return [
-        GivenProvider(provider, Secret(key), _checked_endpoint(provider, settings, allow))
-        for provider, key in keys.items()
-        if key
-    ]
+    found = []
+    for provider, key in keys.items():
+        if key:
+            base_url = _checked_endpoint(provider, settings, allow)
+            spoken = speaking(provider, base_url, settings.openai_api_format)
+            found.append(GivenProvider(spoken, Secret(key), base_url))
+    return found
 
 
 async def environment_providers(db: ApiPool, ring: KeyRing, settings: Settings) -> list[str]:

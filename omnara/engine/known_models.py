@@ -101,6 +101,16 @@ def facts_of(slug: str) -> ModelFacts:
     )
 
 
+def speaking(provider: EnvironmentProvider, base_url: str, wanted: str) -> EnvironmentProvider:
+    """Return the provider with the wire format for its endpoint. `wanted`: `auto`, `responses`, `chat-completions`.
+
+    `auto` takes an endpoint that is not the provider's own for one that imitates it: those know Chat Completions.
+    """
+    if provider is not OPENAI or wanted == "responses" or (wanted == "auto" and base_url == provider.base_url):
+        return provider
+    return msgspec.structs.replace(provider, api_format="openai_chat_completions", request_path="/chat/completions")
+
+
 def endpoint(provider: EnvironmentProvider, given: str | None) -> str:
     """Return the base URL: the provider's own, or a given one, with the version that its SDK would add."""
     if given is None:

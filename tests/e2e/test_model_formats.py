@@ -34,7 +34,7 @@ def script(conversation: Conversation) -> Answer:
 
 
 def providers(model: ModelServer) -> dict[str, str]:
-    return {"OPENAI_API_KEY": "scripted", "OPENAI_BASE_URL": f"{model.url}/v1"}
+    return {"OPENAI_API_KEY": "scripted", "OPENAI_BASE_URL": f"{model.url}/v1", "OPENAI_API_FORMAT": "responses"}
 
 
 async def open_calls(client: Client, agent: str) -> list[str]:

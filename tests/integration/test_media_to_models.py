@@ -37,6 +37,7 @@ async def model() -> AsyncIterator[ModelServer]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(postgres: PostgresForTests, model: ModelServer) -> AsyncIterator[ApiServer]:
     openai: Any = {"openai_api_key": "sk-test-key-of-the-suite", "openai_base_url": f"{model.url}/v1"}
+    openai["openai_api_format"] = "responses"
     async with postgres.fresh() as dsn, api_server(dsn, model, **openai) as running:
         chat = ProviderSpec(
             name="chat",

@@ -104,6 +104,25 @@ def test_endpoints_of_the_environment_are_checked_before_anything_starts(
         assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "spoken"),
+    [
+        ({}, "openai_responses"),
+        ({"OPENAI_BASE_URL": "https://api.openai.com/v1/"}, "openai_responses"),
+        ({"OPENAI_BASE_URL": "https://models.example/v1"}, "openai_chat_completions"),
+        ({"OPENAI_BASE_URL": "https://models.example/v1", "OPENAI_API_FORMAT": "responses"}, "openai_responses"),
+        ({"OPENAI_API_FORMAT": "chat-completions"}, "openai_chat_completions"),
+    ],
+)
+def test_an_endpoint_that_imitates_speaks_chat_completions(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], spoken: str
+) -> None:
+    monkeypatch.setattr("omnara.engine.bootstrap.check_endpoint", lambda *_: None)
+    [given] = environment_endpoints(load({"OPENAI_API_KEY": "k", **values}))
+    assert given.provider.api_format == spoken
+    assert given.provider.request_path == {"openai_responses": "/responses"}.get(spoken, "/chat/completions")
+
+
 def test_an_endpoint_without_a_key_is_nobodys() -> None:
     assert environment_endpoints(load({"OPENAI_BASE_URL": "http://127.0.0.1:1"})) == []
 
