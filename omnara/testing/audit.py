@@ -27,7 +27,7 @@ class AuditTools(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the tools that the audit uses."""
 
     list_files: str = "list_files"
-    read_file: str = "read_file"
+    get_file: str = "get_file"
     web_fetch: str = "web_fetch"
     ask_question: str = "ask_question"
 
@@ -37,7 +37,7 @@ def audit(
 ) -> Script:
     """Return the audit script.
 
-    Order of its calls: `list_files` once; `read_file` for each file, `parallel` at a time, again (at most
+    Order of its calls: `list_files` once; `get_file` for each file, `parallel` at a time, again (at most
     twice) for a file whose result was an error; `web_fetch` once, of the first URL in the user's first
     message; `ask_question` once; then the report as JSON text. A tool that is not offered is left out.
 
@@ -78,9 +78,9 @@ class _Audit(msgspec.Struct, frozen=True):
         return self._calling("Listing the folder.", [Call(tool.name, _required(tool, "."))])
 
     def _read(self, paths: list[str], done: int, total: int, conversation: Conversation) -> Answer:
-        tool = conversation.tool(self.tools.read_file)
+        tool = conversation.tool(self.tools.get_file)
         if tool is None:
-            raise ScriptError(f"the request offers no tool named {self.tools.read_file}")
+            raise ScriptError(f"the request offers no tool named {self.tools.get_file}")
         field = _path_field(tool)
         calls = [Call(tool.name, {field: path}) for path in paths]
         return self._calling(f"{done} of {total} files read.", calls)
@@ -122,10 +122,10 @@ class _Audit(msgspec.Struct, frozen=True):
 
     def _reads(self, conversation: Conversation) -> dict[str, list[ToolResult]]:
         """The results of reading, by path: the paths are those of the calls that the results answer."""
-        tool = conversation.tool(self.tools.read_file)
+        tool = conversation.tool(self.tools.get_file)
         field = _path_field(tool) if tool else "path"
         reads: dict[str, list[ToolResult]] = {}
-        for result in conversation.results_of(self.tools.read_file):
+        for result in conversation.results_of(self.tools.get_file):
             if isinstance(result.arguments, dict) and field in result.arguments:
                 reads.setdefault(result.arguments[field], []).append(result)
         return reads

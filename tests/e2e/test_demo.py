@@ -122,14 +122,14 @@ def test_a_seed_always_draws_the_same_and_all_points_are_drawn() -> None:
 def test_a_file_survives_the_way_through_a_tool_result(small_folder: Path) -> None:
     folder = Folder(small_folder)
     for path in folder.paths:
-        text, failed = folder.answer("read_file", {"path": path})
+        text, failed = folder.answer("get_file", {"path": path})
         assert not failed
         assert file_bytes(text) == (small_folder / path).read_bytes()
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/hostname", "missing", "", "sub"])
 def test_the_folder_gives_nothing_from_outside(small_folder: Path, path: str) -> None:
-    text, failed = Folder(small_folder).answer("read_file", {"path": path})
+    text, failed = Folder(small_folder).answer("get_file", {"path": path})
     assert failed
     assert "Error" in text
 

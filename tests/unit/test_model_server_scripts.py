@@ -104,7 +104,7 @@ FILES = {f"notes/{number:02d}.txt": (f"line {number}\n" * number).encode() for n
 }
 
 
-def _read_file(given: dict[str, Any]) -> str:
+def _get_file(given: dict[str, Any]) -> str:
     data = FILES[given["path"]]
     encoding, text = "utf-8", ""
     try:
@@ -117,7 +117,7 @@ def _read_file(given: dict[str, Any]) -> str:
 def _audit_tools(**more: Tool) -> dict[str, Tool]:
     return {
         "list_files": lambda _: json.dumps(sorted(FILES)),
-        "read_file": _read_file,
+        "get_file": _get_file,
         "web_fetch": lambda given: f"page at {given['url']}",
         "ask_question": lambda given: "Yes: " + given["questions"][0]["prompt"],
         **more,
@@ -126,7 +126,7 @@ def _audit_tools(**more: Tool) -> dict[str, Tool]:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_the_audit_reports_what_it_was_given(path: str) -> None:
-    schemas = {"read_file": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}}
+    schemas = {"get_file": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}}
     async with ModelServer(audit(parallel=5)) as server:
         loop = Loop(server, path, _audit_tools(), schemas)
         said = await loop.run("Audit the folder; see http://127.0.0.1:8/page?x=1, then report.")
@@ -137,12 +137,12 @@ async def test_the_audit_reports_what_it_was_given(path: str) -> None:
     assert report["answer"] == "Yes: Shall the report list every file?"
     assert report["failed"] == []
     assert loop.called == [
-        ["list_files"], ["read_file"] * 5, ["read_file"] * 5, ["read_file"] * 2, ["web_fetch"], ["ask_question"],
+        ["list_files"], ["get_file"] * 5, ["get_file"] * 5, ["get_file"] * 2, ["web_fetch"], ["ask_question"],
     ]  # fmt: skip
 
 
 async def test_the_audit_follows_names_and_schemas_of_its_tools() -> None:
-    names = AuditTools(list_files="ls", read_file="cat")
+    names = AuditTools(list_files="ls", get_file="cat")
     asked: list[Any] = []
 
     def listing(given: dict[str, Any]) -> str:
@@ -180,7 +180,7 @@ async def test_the_audit_reads_again_what_failed_and_then_gives_up() -> None:
         return "good"
 
     async with ModelServer(audit()) as server:
-        tools: dict[str, Tool] = {"list_files": lambda _: "a\nb\n", "read_file": flaky}
+        tools: dict[str, Tool] = {"list_files": lambda _: "a\nb\n", "get_file": flaky}
         report = json.loads(await Loop(server, CHAT, tools, {}).run("go"))
     assert tries == {"a": 2, "b": 3}
     assert ([entry["path"] for entry in report["files"]], report["failed"]) == (["a"], ["b"])

@@ -28,7 +28,7 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = (
         "input_schema": {"type": "object", "properties": {}, "additionalProperties": False},
     },
     {
-        "name": "read_file",
+        "name": "get_file",
         "description": "Returns one file as JSON: path, encoding (utf-8 or base64) and content.",
         "input_schema": {
             "type": "object",
@@ -69,7 +69,7 @@ class Folder:
         if tool == "list_files":
             return msgspec.json.encode(self.paths).decode(), False
         path = str(arguments.get("path", ""))
-        if tool != "read_file" or path not in self.paths:
+        if tool != "get_file" or path not in self.paths:
             return f"Error: there is no tool {tool} for the path {path!r}", True
         data = (self._root / path).read_bytes()
         try:

@@ -23,7 +23,7 @@ __all__ = ["Hands"]
 Ask = Callable[[str, list[str]], Awaitable[int]]
 """Puts a question with options to the user and returns the index of the chosen option."""
 
-_CUSTOM: Final = frozenset({"list_files", "read_file"})
+_CUSTOM: Final = frozenset({"list_files", "get_file"})
 
 
 class Hands:

@@ -37,7 +37,7 @@ __all__ = ["Options", "tell"]
 
 LIMIT_S: Final = 600.0
 SCRIPTED_MODEL: Final = "scripted"
-PROMPT: Final = """You audit a folder. Call list_files once. Call read_file for every path, a few at a time. Call
+PROMPT: Final = """You audit a folder. Call list_files once. Call get_file for every path, a few at a time. Call
 web_fetch once for the URL in the user's message. Then ask the user with ask_question whether the report shall list
 every file. Then answer with nothing but a JSON object: count (number of files), bytes (sum of sizes) and files (a
 list of path, size in bytes and sha256 in hex for each). If a tool call was interrupted, go on without it."""
