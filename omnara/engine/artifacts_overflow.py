@@ -43,7 +43,7 @@ async def spilled(
     Files among the blocks stay. Call it while holding no connection; the content is stored then, and `attach` makes it
     the agent's. Raises DatabaseUnavailable, Unavailable.
     """
-    if sum(map(_size, blocks)) <= MAX_RESULT_BYTES:
+    if not is_too_long(blocks):
         return list(blocks), NO_FILES
     data, digest, lost = await asyncio.to_thread(_joined, blocks)
     file = NewFile(
@@ -61,6 +61,11 @@ async def spilled(
         MediaRefBlock(name, {OVERFLOW_KEY: "true"}),
         *kept,
     ], TakenIn((file,))
+
+
+def is_too_long(blocks: Sequence[ResultBlock]) -> bool:
+    """Whether a result does not stay in the log as it is."""
+    return sum(map(_size, blocks)) > MAX_RESULT_BYTES
 
 
 def _joined(blocks: Sequence[ResultBlock]) -> tuple[bytes, bytes, int]:

@@ -14,7 +14,7 @@ from omnara.db.connection import Connection
 from omnara.db.pool import ApiPool
 from omnara.domain.content import ResultBlock, StructuredDataBlock, TextBlock
 from omnara.engine.artifacts import artifact_uuid, attach
-from omnara.engine.artifacts_overflow import preview, spilled
+from omnara.engine.artifacts_overflow import is_too_long, preview, spilled
 from omnara.engine.artifacts_store import Blobs
 from omnara.errors import Unavailable
 from omnara.ids import IdKind, encode
@@ -56,6 +56,8 @@ class AgentFiles:
 
     async def spill(self, agent_id: UUID, tool: str, blocks: Sequence[ResultBlock]) -> list[ResultBlock]:
         """See `FileStore.spill`. Without the database for a while, the rest of the result is given up, not the call."""
+        if not is_too_long(blocks):
+            return list(blocks)  # without a visit to the database: nearly every result ends here
         end = monotonic() + PATIENCE_S
         while True:
             try:

@@ -187,6 +187,12 @@ async def test_tools_see_the_files_of_their_agent_only(engine: Engine) -> None:
     assert await files.texts(other.agent_id, 10) == []
 
 
+async def test_an_ordinary_result_costs_no_visit_to_the_database() -> None:
+    nothing: Any = None
+    blocks = [TextBlock("x" * 50_000), StructuredDataBlock({"n": 1})]
+    assert await AgentFiles(nothing, nothing).spill(new_uuid(), "look", blocks) == blocks
+
+
 async def test_a_result_beyond_all_limits_is_cut(engine: Engine) -> None:
     path = await engine.agent()
     files = AgentFiles(engine.deps.db, engine.deps.blobs)
