@@ -1,6 +1,5 @@
 -- name: last_checkpoint
--- The newest checkpoint at or before sequence $2. Agents without one are bounded by their model's window, so walking
--- back over their log is cheap next to reading it. Index: events_pkey (backwards).
+-- The newest checkpoint at or before sequence $2, whatever the length of the log. Index: events_checkpoints (backwards).
 select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, meta, replay, created_at
 from events where agent_id = $1 and sequence <= $2 and kind = 'context_checkpoint' order by sequence desc limit 1;
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from uuid import UUID
 
+import msgspec
 import pytest
 
-from omnara.db.sqlfiles import sql_root
+from omnara.db.compaction import last_checkpoint
+from omnara.db.sqlfiles import Queries, sql_root
 from tests.support.engine_case import Engine
 from tests.support.long_log import LongLog
 
@@ -104,3 +106,26 @@ async def test_an_event_of_a_turn_that_is_another_one_of_the_same_number_is_seen
     await engine.fetch("update turns set id = gen_random_uuid() where turn_sequence = 2")
     assert await _broken(engine, "08_turns_are_contiguous") == ["event in another turn"]
     await engine.fetch("update turns t set id = e.turn_id from events e where e.sequence = 2 and t.turn_sequence = 2")
+
+
+PAGES_OF_AN_INDEX = 12
+"""Pages of a descent through an index and of the row that it found. The log of this test has hundreds of pages."""
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["without statistics", "with statistics"])
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["none", "one far back"])
+async def test_the_last_checkpoint_is_found_without_a_walk(engine: Engine, *, analyzed: bool, checkpoint: bool) -> None:
+    launched = await engine.launch()
+    agent_id = launched.agent.id
+    explain = "explain (analyze, buffers, format json) " + Queries("compaction")["last_checkpoint"]
+    async with engine.deps.db.acquire() as connection:
+        log = LongLog(connection, agent_id)
+        await log.grow(5)
+        at = await log.checkpoint(10) if checkpoint else None
+        await log.grow(CALLS // 5)
+        if analyzed:
+            await connection.execute("vacuum analyze events")
+        row = await last_checkpoint(connection, agent_id, 1_000_000)
+        assert (None if row is None else row[0]) == at
+        plan = msgspec.json.decode(await connection.fetchval(explain, agent_id, 1_000_000))[0]["Plan"]
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= PAGES_OF_AN_INDEX, plan

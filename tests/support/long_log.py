@@ -58,7 +58,9 @@ class LongLog:
         await self._write(rows)
 
     async def _hot(self) -> asyncpg.Record:
-        return await self._sql.fetchrow("select * from agent_sched where agent_id = $1", self._agent_id)
+        row = await self._sql.fetchrow("select * from agent_sched where agent_id = $1", self._agent_id)
+        assert row is not None
+        return row
 
     async def _write(self, rows: _Rows) -> None:
         async with self._sql.transaction():
