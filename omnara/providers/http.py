@@ -96,8 +96,11 @@ class _CheckedResolver(AbstractResolver):
         self._inner = aiohttp.ThreadedResolver()
 
     async def resolve(self, host: str, port: int = 0, family: Any = 0) -> list[ResolveResult]:
-        """Addresses of `host` that pass. Raises AddressRefused when there are addresses and none passes."""
-        found = await self._inner.resolve(host, port, family)
+        """Addresses of `host` that pass. Raises OSError, and AddressRefused when there are some and none passes."""
+        try:
+            found = await self._inner.resolve(host, port, family)
+        except UnicodeError as error:
+            raise OSError(f"{host[:100]} is no name") from error
         reasons = [self._check(host, item["host"], port) for item in found]
         allowed = [item for item, reason in zip(found, reasons, strict=True) if reason is None]
         if not allowed:
@@ -193,13 +196,14 @@ class HttpPool:
     def _checked(self, url: str) -> URL:
         try:
             target = URL(url)
+            host = target.host  # Decoded only now: a name may be one that is none.
         except ValueError as error:
             raise aiohttp.InvalidURL(url, str(error)) from error
-        if target.scheme not in ("http", "https") or target.host is None or target.user is not None:
+        if target.scheme not in ("http", "https") or host is None or target.user is not None:
             raise aiohttp.InvalidURL(target, "not an http(s) URL without credentials")
-        if self._check is not None and _is_address(target.host):
+        if self._check is not None and _is_address(host):
             # A literal address never reaches the resolver.
-            reason = self._check(target.host, target.host, target.port or 0)
+            reason = self._check(host, host, target.port or 0)
             if reason is not None:
                 raise AddressRefused(reason)
         return target

@@ -123,6 +123,9 @@ async def probe_models(
             return ProbeFailed("timeout", f"the endpoint did not answer within {timeout_s:g} s")
         except sdk.APIError as error:
             return _failed(sdk, error, transport.failure, target)
+        except (ValueError, RecursionError):
+            # The SDKs' reader of JSON has limits of its own, for digits and depth, and passes their errors on.
+            return ProbeFailed("answer", "the endpoint's answer cannot be read")
 
 
 def _client(sdk: Any, name: str, transport: _Transport, timeout_s: float) -> Any:
@@ -144,22 +147,28 @@ async def _list(client: Any, name: str) -> Catalogue:
 
 def _offered(model: Any) -> OfferedModel:
     """Read what providers say of a model under the names that they use; anything odd is as good as unsaid."""
-    created = getattr(model, "created", None)
-    if created is None:
-        moment = getattr(model, "created_at", None)
-        created = moment.timestamp() if isinstance(moment, datetime.datetime) else None
     top = getattr(model, "top_provider", None)
     output = getattr(model, "max_tokens", None) or (top.get("max_completion_tokens") if isinstance(top, dict) else None)
     name = getattr(model, "display_name", None) or getattr(model, "name", None)
     return OfferedModel(
         slug=model.id,
         display_name=name if isinstance(name, str) else None,
-        created=float(created) if isinstance(created, int | float) else 0.0,
+        created=_created(model),
         context_window_tokens=_tokens(
             getattr(model, "context_length", None) or getattr(model, "max_input_tokens", None), least=2
         ),
         max_output_tokens=_tokens(output, least=1),
     )
+
+
+def _created(model: Any) -> float:
+    created, moment = getattr(model, "created", None), getattr(model, "created_at", None)
+    try:
+        if isinstance(created, int | float):
+            return float(created)
+        return moment.timestamp() if isinstance(moment, datetime.datetime) else 0.0
+    except (ValueError, OverflowError, OSError):  # a number of four hundred digits, or the year 1
+        return 0.0
 
 
 def _tokens(value: Any, *, least: int) -> int | None:

@@ -217,6 +217,7 @@ def check_endpoint(url: str, allow: AllowList) -> URL:
     try:
         parsed = URL(url)
         host, port = _host_and_port(parsed)
+        (parsed.host or "").encode("idna")  # what cannot be a name is refused here and not when it is dialled
     except UrlRefused:
         raise
     except ValueError as error:

@@ -114,6 +114,15 @@ async def test_addresses_are_checked_whether_written_or_resolved(endpoint: Canne
     assert {address for host, address, _ in seen if host == "localhost"} & {"127.0.0.1", "::1"}
 
 
+@pytest.mark.parametrize("host", ["xn--", "a" * 64 + ".example"])
+async def test_a_host_that_is_no_name_fails_the_attempt_and_nothing_else(endpoint: Canned, host: str) -> None:
+    gateway = ModelGateway(check_address=lambda *_: None)
+    outcome = await attempt(gateway, target(endpoint, base_url=f"https://{host}"))
+    await gateway.close()
+    assert isinstance(outcome, Failed)
+    assert outcome.kind in ("invalid_request", "transient")
+
+
 async def test_a_connector_can_be_given(endpoint: Canned) -> None:
     made: list[aiohttp.BaseConnector] = []
 

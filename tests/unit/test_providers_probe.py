@@ -175,6 +175,33 @@ async def test_a_success_that_is_no_catalogue(api_format: str, body: object) -> 
 
 
 @pytest.mark.parametrize("api_format", FORMATS)
+@pytest.mark.parametrize("odd", ['"created": 1' + "0" * 400, '"created_at": "0001-01-01T00:00:00"', '"created": 1e999'])
+async def test_an_age_that_is_none_hides_no_model(api_format: str, odd: str) -> None:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response(text=f'{{"data": [{{"id": "m", {odd}}}], "has_more": false}}')
+
+    found = await of(api_format, answer)
+    assert isinstance(found, Catalogue)
+    assert found.slugs == ("m",)
+
+
+@pytest.mark.parametrize("api_format", FORMATS)
+async def test_a_catalogue_that_the_client_cannot_read(api_format: str) -> None:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response(text=f'{{"data": [{{"id": "m", "created": 1{"0" * 6000}}}]}}')
+
+    assert await of(api_format, answer) == ProbeFailed("answer", "the endpoint's answer cannot be read")
+
+
+@pytest.mark.parametrize("api_format", FORMATS)
+@pytest.mark.parametrize("host", ["xn--", "a" * 64 + ".example"])
+async def test_a_host_that_is_no_name(api_format: str, host: str) -> None:
+    found = await probe_models(target(f"https://{host}/v1", api_format), check_address=lambda *_: None)
+    assert isinstance(found, ProbeFailed)
+    assert found.reason in ("address", "connection")
+
+
+@pytest.mark.parametrize("api_format", FORMATS)
 async def test_an_answer_without_end(api_format: str) -> None:
     async def flood(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "application/json"})

@@ -234,6 +234,8 @@ def test_endpoints_that_are_accepted(url: str, allow: AllowList) -> None:
         ("ws://api.provider.example/", UrlRefused),
         ("https://api.provider.example:99999/", UrlRefused),
         ("", UrlRefused),
+        ("https://xn--/", UrlRefused),
+        ("https://" + "a" * 64 + ".example/", UrlRefused),
         ("https://127.0.0.1/v1", AddressBlocked),
         ("https://[fd00::1]/v1", AddressBlocked),
         ("http://localhost/v1", UrlRefused),
