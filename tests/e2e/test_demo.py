@@ -14,6 +14,7 @@ import pytest
 
 from omnara.cli.demo.folder import MAX_FILE_BYTES, Folder, shipped_documents
 from omnara.cli.demo.plan import POINTS, draw, model_turns
+from omnara.engine.artifacts_overflow import MAX_RESULT_BYTES
 from omnara.errors import ConfigurationError
 from omnara.settings import child_environment
 from omnara.testing.audit import file_bytes
@@ -107,7 +108,8 @@ def test_the_shipped_documents_are_many_real_and_all_different() -> None:
     assert len({entry["sha256"] for entry in report["files"]}) == report["count"]
     sizes = [entry["size"] for entry in report["files"]]
     assert min(sizes) == 0
-    assert 200_000 < max(sizes) < MAX_FILE_BYTES
+    assert max(sizes) > 30_000
+    assert folder.left_out == 0
     assert any("/" in path for path in folder.paths)
     assert any(not (shipped_documents() / path).read_bytes().isascii() for path in folder.paths)
 
@@ -143,9 +145,34 @@ def test_the_report_is_recomputed_from_disk(small_folder: Path) -> None:
     assert before != folder.report()
 
 
-def test_an_unsuitable_folder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_file_for_the_demo_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no file"):
         Folder(tmp_path)
     (tmp_path / "huge").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
-    with pytest.raises(ConfigurationError, match="larger than"):
+    with pytest.raises(ConfigurationError, match="no readable file of at most"):
         Folder(tmp_path)
+
+
+def test_what_a_model_could_not_see_whole_is_left_out(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}").write_bytes(b"\x01" * MAX_FILE_BYTES)
+    (tmp_path / "0").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
+    (tmp_path / "99-small").write_bytes(b"y")
+    folder = Folder(tmp_path)
+    assert folder.paths == ["1", "2", "3", "4", "5", "6", "99-small"]
+    assert folder.left_out == 4
+    longest = max(len(folder.answer("get_file", {"path": path})[0]) for path in folder.paths)
+    assert MAX_FILE_BYTES < longest < MAX_RESULT_BYTES
+
+
+async def test_the_demo_passes_on_the_documents_that_it_ships() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "omnara", "demo", "--seed", "2", "--json",
+        env=environment(),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(process.communicate(), 110)
+    assert process.returncode == 0, (out.decode(), err.decode())
+    assert json.loads(out)["files"] == Folder(shipped_documents()).report()["count"]

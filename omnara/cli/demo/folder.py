@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +20,12 @@ from omnara.errors import ConfigurationError
 __all__ = ["TOOLS", "Folder", "shipped_documents"]
 
 MAX_FILES: Final = 400
-MAX_FILE_BYTES: Final = 600_000
-"""Base64 adds a third, and a tool result may hold 1 MiB of text. Source: contract, SubmitToolCallResultRequest."""
+MAX_FILE_BYTES: Final = 36_000
+MAX_TOTAL_BYTES: Final = 250_000
+"""The model has to see every byte, or it cannot hash them: a result over 50 KiB would be shown in part, and a
+conversation that outgrows the model's window would be summarised. Base64 adds a third.
+"""
+MAX_TEXT_BYTES: Final = 48_000
 
 TOOLS: Final[tuple[dict[str, Any], ...]] = (
     {
@@ -46,23 +52,35 @@ def shipped_documents() -> Path:
 
 
 class Folder:
-    """A folder on disk, listed once at the start. Raises ConfigurationError if it does not suit the demo."""
+    """A folder on disk, listed once at the start: `paths` are the files for the audit, `left_out` counts the others.
+
+    Raises ConfigurationError if no file suits the demo.
+    """
 
     def __init__(self, root: Path, *, with_digest: bool = False) -> None:
         self._root = root
         self._with_digest = with_digest
-        self.paths = sorted(
+        found = sorted(
             path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file() and not path.is_symlink()
         )
-        if not self.paths:
+        if not found:
             raise ConfigurationError(f"{root} holds no file; give --folder another one")
-        if len(self.paths) > MAX_FILES:
-            raise ConfigurationError(f"{root} holds {len(self.paths)} files; the demo takes at most {MAX_FILES}")
-        for path in self.paths:
-            if (root / path).stat().st_size > MAX_FILE_BYTES:
-                raise ConfigurationError(
-                    f"{root / path} is larger than {MAX_FILE_BYTES} bytes; choose another --folder"
-                )
+        self.paths = list(self._fitting(found))
+        self.left_out = len(found) - len(self.paths)
+        if not self.paths:
+            raise ConfigurationError(
+                f"{root} holds no readable file of at most {MAX_FILE_BYTES} bytes; give --folder another one"
+            )
+
+    def _fitting(self, paths: list[str]) -> Iterator[str]:
+        """Yield the readable files that are small enough, as many as fit into the model's window together."""
+        number = total = 0
+        for path in paths:
+            size = (self._root / path).stat().st_size
+            fits = size <= MAX_FILE_BYTES and total + size <= MAX_TOTAL_BYTES and number < MAX_FILES
+            if fits and path.isprintable() and os.access(self._root / path, os.R_OK):
+                number, total = number + 1, total + size
+                yield path
 
     def answer(self, tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Return what a tool call yields, and whether it failed. Touches nothing outside the folder."""
@@ -72,10 +90,7 @@ class Folder:
         if tool != "get_file" or path not in self.paths:
             return f"Error: there is no tool {tool} for the path {path!r}", True
         data = (self._root / path).read_bytes()
-        try:
-            content: dict[str, Any] = {"path": path, "encoding": "utf-8", "content": data.decode()}
-        except UnicodeDecodeError:
-            content = {"path": path, "encoding": "base64", "content": base64.b64encode(data).decode()}
+        content = _enclosed(path, data)
         if self._with_digest:
             # A real model cannot compute a digest, so it gets to copy one; the scripted model computes its own.
             content = _measured(path, data) | {"content": content["content"][:2000]}
@@ -85,6 +100,16 @@ class Folder:
         """Return count, bytes and files as they are on disk now."""
         entries = [_measured(path, (self._root / path).read_bytes()) for path in self.paths]
         return {"count": len(entries), "bytes": sum(entry["size"] for entry in entries), "files": entries}
+
+
+def _enclosed(path: str, data: bytes) -> dict[str, Any]:
+    """Text as it is, unless escapes would make it too long; anything else in base64."""
+    coded = {"path": path, "encoding": "base64", "content": base64.b64encode(data).decode()}
+    try:
+        plain = {"path": path, "encoding": "utf-8", "content": data.decode()}
+    except UnicodeDecodeError:
+        return coded
+    return plain if len(msgspec.json.encode(plain)) <= MAX_TEXT_BYTES else coded
 
 
 def _measured(path: str, data: bytes) -> dict[str, Any]:

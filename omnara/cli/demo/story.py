@@ -15,7 +15,7 @@ import msgspec
 
 from omnara.access.tokens import TokenKind, generate
 from omnara.cli.demo.blow import Stage, Striker
-from omnara.cli.demo.folder import TOOLS, Folder
+from omnara.cli.demo.folder import MAX_FILE_BYTES, TOOLS, Folder
 from omnara.cli.demo.hands import Hands
 from omnara.cli.demo.page import Page
 from omnara.cli.demo.plan import PARALLEL_READS, KillPlan, draw
@@ -59,6 +59,10 @@ async def tell(options: Options, settings: Settings, show: Show) -> Verdict:
     """
     folder = Folder(options.folder, with_digest=options.model is not None)
     plan = draw(options.seed, len(folder.paths))
+    if folder.left_out:
+        show.say(
+            f"left out {folder.left_out} files: unreadable, over {MAX_FILE_BYTES} bytes, or too many for one audit"
+        )
     show.say(f"seed {plan.seed}: the server will be killed {plan.description}", "bold")
     async with contextlib.AsyncExitStack() as stack:
         data_dir = await stack.enter_async_context(_data_dir(settings.postgres_bin, keep=options.keep))
