@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from omnara.clock import poll_until
 from omnara.ids import IdKind, encode, new_uuid
-from omnara.testing import ModelServer, call, embed, embedded, say
+from omnara.testing import Answer, Call, ModelServer, call, embed, embedded, say
 from tests.contract.server import CONFIG, ApiServer, api_server, model_server
 from tests.support.postgres import PostgresForTests
 
@@ -265,3 +266,58 @@ async def test_a_damaged_event_is_shown_as_an_error_in_its_place(server: ApiServ
         "update events set payload = jsonb_pretty(payload::jsonb)::json where sequence = 2 and kind = 'agent_input'"
     )
     assert (await server.get(f"{agent}/events"))["data"][1] == pretty
+
+
+# --- half a batch -----------------------------------------------------------------------------------------
+
+
+def roles(model: ModelServer) -> list[tuple[str, list[str]]]:
+    """The last request, as roles and what stands in each message."""
+    found = []
+    for message in model.log.entries[-1].body["messages"]:
+        content = message["content"]
+        blocks = [{"type": "text"}] if isinstance(content, str) else content
+        found.append((message["role"], [block["type"] for block in blocks]))
+    return found
+
+
+@pytest.mark.parametrize("end", ["answered", "cancelled"])
+async def test_messages_between_a_call_and_its_result_stand_behind_both(
+    server: ApiServer, model: ModelServer, end: str
+) -> None:
+    """Two calls at once, one result, two messages, then the other result or a cancel. The strict provider takes it.
+
+    Source: field-reports B01.
+    """
+    both = Answer(blocks=(Call("look", {"path": "a"}), Call("look", {"path": "b"})))
+    agent = await server.agent(embed(both, say("fine")), source=TOOLS)
+    await server.settled(agent, "waiting")
+    first, second = (await server.get(f"{agent}/tool-calls?state=ready"))["data"]
+    done = {"outcome": "succeeded", "content_blocks": [{"type": "text", "text": "second"}]}
+    assert (await server.call("POST", f"{agent}/tool-calls/{second['id']}/result", done)).status == 201
+    assert (await server.say(agent, "steered", delivery_mode="steering")).status == 201
+    assert (await server.say(agent, "hello")).status == 201
+    if end == "answered":
+        done["content_blocks"] = [{"type": "text", "text": "first"}]
+        assert (await server.call("POST", f"{agent}/tool-calls/{first['id']}/result", done)).status == 201
+    else:
+        assert (await server.call("POST", f"{agent}/cancel")).json["affected"]
+
+    async def answered() -> bool:
+        events = (await server.get(f"{agent}/events"))["data"]
+        said = [event["content_blocks"][0].get("text") for event in events if event.get("input_kind") == "content"]
+        return "hello" in said and events[-1].get("stop_reason") == "end_turn"
+
+    assert await poll_until(answered, within_s=15, every_s=0.05)
+    assert model.log.entries[-1].status == 200
+    asked = roles(model)
+    calls = next(at for at, (_, kinds) in enumerate(asked) if "tool_use" in kinds)
+    assert asked[calls][1].count("tool_use") == 2
+    role, kinds = asked[calls + 1]
+    assert (role, kinds[:2]) == ("user", ["tool_result", "tool_result"])
+    results = model.log.entries[-1].body["messages"][calls + 1]["content"][:2]
+    uses = [item for item in model.log.entries[-1].body["messages"][calls]["content"] if item["type"] == "tool_use"]
+    assert [item["tool_use_id"] for item in results] == [item["id"] for item in uses]
+    assert "second" in str(results[1])
+    assert "first" in str(results[0]) if end == "answered" else "cancel" in str(results[0])
+    assert sum(kinds.count("tool_result") for _, kinds in asked) == 2

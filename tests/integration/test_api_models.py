@@ -549,3 +549,38 @@ async def test_a_grant_that_was_taken_away_does_not_come_back_by_itself(lab: Lab
     assert (await lab.server.get(f"{lab.server.scope}/model-grants?name=claude-haiku-4-5"))["data"] == []
     flat = await lab.server.call("POST", "/agents", {"model": "anthropic/claude-haiku-4-5", "system_prompt": "x"})
     assert (flat.status, flat.code) == (400, "invalid_request")
+
+
+async def test_a_damaged_key_hurts_only_its_users(lab: Lab) -> None:
+    """Source: field-reports B23."""
+    model, _ = await lab.granted("damaged")
+    await lab.granted("whole")
+    provider = f"{lab.providers}/{model['model_provider_config_id']}"
+    secret = (await lab.server.get(provider))["credential_secret_id"]
+    await lab.server.rows(
+        "update secret_versions set ciphertext = set_byte(ciphertext, 0, get_byte(ciphertext, 0) # 1)"
+        " where secret_id = $1",
+        decode(IdKind.SECRET, secret),
+    )
+    asked = len(lab.model.log.entries)
+    hurt = await lab.server.agent("one", source="instruction: x\nmodel: {provider_config: damaged, name: main}\n")
+    await lab.server.settled(hurt)
+    told = (await lab.server.get(f"{hurt}/events"))["data"][-1]
+    assert (told["event_kind"], told["stop_reason"]) == ("model_output", "error")
+    assert "key of this agent's model provider cannot be read" in msgspec.json.encode(told).decode()
+    assert len(lab.model.log.entries) == asked
+    fine = await lab.server.agent("one", source="instruction: x\nmodel: {provider_config: whole, name: main}\n")
+    assert (await lab.server.settled(fine))["output"] == "Yes."
+    for path in (f"{lab.org}/secrets?limit=100", f"{lab.org}/secrets/{secret}", f"{lab.providers}?limit=100"):
+        await lab.server.get(path)
+    catalog = await lab.server.get(f"{provider}/model-catalog")
+    assert "cannot be read" in str(catalog)
+    versions = f"{lab.org}/secrets/{secret}/versions"
+    renewed = await lab.server.call("POST", versions, {"material": {"kind": "generic", "value": "sk-new"}})
+    assert renewed.status == 200
+
+    async def mended() -> bool:
+        assert (await lab.server.say(hurt, "again")).status == 201
+        return bool((await lab.server.settled(hurt))["output"] == "Yes.")
+
+    assert await poll_until(mended, within_s=5, every_s=0.1)
