@@ -7,8 +7,11 @@ Source: field-reports B13.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
+import msgspec
+
+_encode: Final = msgspec.json.Encoder().encode
 _BAD = re.compile("[\x00\ud800-\udfff]")
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -25,13 +28,27 @@ def clean_text(text: str) -> str:
 
 def clean(value: Any) -> Any:
     """Clean every string inside a JSON-like value, keys included. Returns the same object when nothing was bad."""
+    if isinstance(value, (list, dict)) and _is_clean(value):
+        return value
+    return _cleaned(value)
+
+
+def _is_clean(value: Any) -> bool:
+    """Whether nothing inside is bad, asked of the encoder: item by item, megabytes would hold up everybody else."""
+    try:
+        return b"\\u0000" not in _encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return False
+
+
+def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, list):
-        items = [clean(item) for item in value]
+        items = [_cleaned(item) for item in value]
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
     if isinstance(value, dict):
-        pairs = [(clean_text(key), clean(item)) for key, item in value.items()]
+        pairs = [(clean_text(key), _cleaned(item)) for key, item in value.items()]
         same = all(k is key and v is item for (k, v), (key, item) in zip(pairs, value.items(), strict=True))
         return value if same else dict(pairs)
     return value

@@ -15,12 +15,15 @@ from typing import Any, Final
 import msgspec
 
 from omnara.domain.text import clean
+from omnara.providers.nesting import nested_deeper
 
 MAX_DEPTH: Final = 128
 """Deepest nesting of arguments: far below what the database and every JSON library can take."""
 
+MAX_CHARS: Final = 4 * 1024 * 1024
+"""Longest arguments of one call: several times what the longest answer of any model can hold."""
+
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
-_STRUCTURE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 
 
 def read_arguments(text: str) -> tuple[dict[str, Any], str | None]:
@@ -30,7 +33,9 @@ def read_arguments(text: str) -> tuple[dict[str, Any], str | None]:
     """
     if not text.strip():
         return {}, None
-    if _too_deep(text):
+    if len(text) > MAX_CHARS:
+        return {}, f"the arguments are longer than {MAX_CHARS} characters"
+    if nested_deeper(text, MAX_DEPTH):
         return {}, f"the arguments are nested more than {MAX_DEPTH} levels deep"
     try:
         value = _decode(text)
@@ -45,21 +50,6 @@ def _decode(text: str) -> Any:
     if _SURROGATE.search(text) is None:
         return msgspec.json.decode(text)
     return json.loads(text, parse_float=_finite, parse_constant=_refuse_constant)
-
-
-def _too_deep(text: str) -> bool:
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return False
-    depth = 0
-    for match in _STRUCTURE.finditer(text):
-        found = match.group()
-        if found in "[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                return True
-        elif found in "]}":
-            depth -= 1
-    return False
 
 
 def _reason(error: Exception) -> str:

@@ -16,10 +16,11 @@ import msgspec
 from omnara.domain.stream import ModelStopReason, ModelUsage
 from omnara.domain.text import clean_text, is_blank
 from omnara.providers import openai_chat_wire as wire
+from omnara.providers.json_events import BadEvent
 from omnara.providers.media import fill
 from omnara.providers.openai_chat_media import parts_of
 from omnara.providers.openai_chat_request import ChatRenderer, assistant_message, call_value, head, url
-from omnara.providers.output import OutputBuilder
+from omnara.providers.output import MAX_BLOCKS, OutputBuilder
 from omnara.providers.protocol import ModelCall, ModelTarget, Outcome
 from omnara.providers.replay import Replay, pack
 from omnara.providers.streaming import Assembler, StreamedError
@@ -82,6 +83,7 @@ class _Assembler:
         self._reasoning_field = "reasoning_content"
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
+        self._by_id: dict[str, _Call] = {}
         self._finish: str | None = None
         self._refused = False
         self._usage = ModelUsage()
@@ -177,9 +179,10 @@ class _Assembler:
         function = part.function or wire.Function()
         call = self._find(part)
         if call is None:
-            call = _Call(part.id or "")
-            self._calls.append(call)
-        call.id = call.id or part.id or ""
+            call = self._new_call()
+        if part.id and not call.id:
+            call.id = part.id
+            self._by_id.setdefault(part.id, call)
         if part.index is not None:
             self._by_index[part.index] = call
         if part.extra_content is not None:
@@ -199,7 +202,15 @@ class _Assembler:
         last = self._calls[-1] if self._calls else None
         call = last if part.index is None else self._by_index.get(part.index)
         if call is not None and part.id and call.id and part.id != call.id:
-            return next((other for other in self._calls if other.id == part.id), None)
+            return self._by_id.get(part.id)
+        return call
+
+    def _new_call(self) -> _Call:
+        # Counted here too: one that never gets a name becomes no block.
+        if len(self._calls) == MAX_BLOCKS:
+            raise BadEvent(f"the answer has more than {MAX_BLOCKS} blocks")
+        call = _Call()
+        self._calls.append(call)
         return call
 
     def _begin(self, call: _Call, name: str) -> None:

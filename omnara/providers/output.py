@@ -41,6 +41,9 @@ MAX_BLOCKS: Final = 10_000
 MAX_CALLS: Final = 1_000
 """Of one answer. A model that runs away asks for calls until its stream ends, and they are saved in one statement."""
 
+MAX_ARGUMENTS: Final = 8 * 1024 * 1024
+"""Characters of all arguments of one answer together: reading them holds up everybody else in the process."""
+
 _MAX_NAME: Final = 256
 _DELTAS: Final[dict[BlockKind, Callable[[int, str], StreamDelta]]] = {
     "text": TextDelta,
@@ -60,6 +63,13 @@ class _Block(msgspec.Struct):
     provider_id: str = ""
     id: UUID | None = None
     public_id: str = ""
+    read: tuple[dict[str, Any], str | None] | None = None
+
+    def arguments(self) -> tuple[dict[str, Any], str | None]:
+        """The arguments of a call, and what is wrong with them. Read once, when the answer is over."""
+        if self.read is None:
+            self.read = read_arguments(self.raw())
+        return self.read
 
     def raw(self) -> str:
         """All that came, with the halves of surrogate pairs joined."""
@@ -170,7 +180,7 @@ class OutputBuilder:
 
     def arguments(self, index: int) -> tuple[dict[str, Any], str | None]:
         """The arguments of the call at `index`, and what is wrong with them."""
-        return read_arguments(self._blocks[index].raw())
+        return self._blocks[index].arguments()
 
     def finish(
         self, reason: ModelStopReason, usage: ModelUsage, *, replay: Callable[[], bytes | None], request_id: str
@@ -202,22 +212,30 @@ class OutputBuilder:
             return _malformed("the answer ended for a reason that is not known")
         if reason == "tool_use" and not calls:
             return _malformed("the answer ended for a tool call and has none")
+        asked = (block for block in self._blocks if block.kind == "call")
+        if sum(len(piece) for block in asked for piece in block.pieces) > MAX_ARGUMENTS:
+            return _malformed(f"the arguments of the tool calls are longer than {MAX_ARGUMENTS} characters")
         if reason in ("refusal", "content_filter") and calls:
             return _malformed("the answer was refused and asks for tools all the same")
-        if reason == "tool_use":
-            if len(calls) > MAX_CALLS:
-                return _malformed(f"the answer asks for more than {MAX_CALLS} tool calls")
-            if any(len(call.encode()) > MAX_CALL_ID_BYTES for call in calls):
-                return _malformed("the id of a tool call is longer than 2000 bytes")
-            if not all(0 < len(block.name) <= _MAX_NAME for block in self._blocks if block.kind == "call"):
-                return _malformed("the name of a tool call is missing or longer than 256 characters")
+        return self._unfit_calls(calls) if reason == "tool_use" else None
+
+    def _unfit_calls(self, calls: list[str]) -> Failed | None:
+        if len(calls) > MAX_CALLS:
+            return _malformed(f"the answer asks for more than {MAX_CALLS} tool calls")
+        if any(len(call.encode()) > MAX_CALL_ID_BYTES for call in calls):
+            return _malformed("the id of a tool call is longer than 2000 bytes")
+        if not all(0 < len(block.name) <= _MAX_NAME for block in self._blocks if block.kind == "call"):
+            return _malformed("the name of a tool call is missing or longer than 256 characters")
         return None
 
     def _completed(self, *, with_calls: bool) -> tuple[CompletedBlock, ...]:
         blocks: list[CompletedBlock] = []
+        told = 0
         for block in self._blocks:
             if block.kind == "call":
-                if with_calls:
+                # Only a cut answer can have more; none of its calls runs, so those beyond the bound are left out.
+                if with_calls and told < MAX_CALLS:
+                    told += 1
                     blocks.append(_requested(block))
                 continue
             text = clean_text(block.raw())
@@ -236,7 +254,7 @@ _DURABLE: Final[dict[ModelStopReason, StopReason]] = {
 
 
 def _requested(block: _Block) -> RequestedCall:
-    arguments, problem = read_arguments(block.raw())
+    arguments, problem = block.arguments()
     assert block.id is not None  # set by open_call, the only maker of this kind
     return RequestedCall(block.id, block.public_id, block.provider_id, block.name, arguments, problem)
 

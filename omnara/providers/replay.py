@@ -16,9 +16,12 @@ from typing import Final
 import msgspec
 
 from omnara.domain.events import DamagedEvent
+from omnara.providers.nesting import nested_deeper
 
 _MAGIC: Final = b"OR1"
 _HEAD: Final = len(_MAGIC) + 4
+_MAX_DEPTH: Final = 192
+"""Deepest nesting of kept content: the arguments of a call may have 128 levels, and stand in some more."""
 
 
 class DamagedReplay(DamagedEvent):
@@ -42,7 +45,9 @@ _decoder: Final = msgspec.msgpack.Decoder(Replay)
 
 
 def pack(replay: Replay) -> bytes:
-    """Encode for storage."""
+    """Encode for storage. Content that a later reader may find too deep is left out: neutral blocks stand for it."""
+    if any(nested_deeper(block.decode("utf-8", "replace"), _MAX_DEPTH) for block in replay.content):
+        replay = Replay(replay.api_format, replay.call_ids)
     body = _encoder.encode(replay)
     return _MAGIC + zlib.crc32(body).to_bytes(4, "big") + body
 

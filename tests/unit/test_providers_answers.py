@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,9 +28,9 @@ from omnara.providers import (
     ask,
     say,
 )
-from omnara.providers.arguments import read_arguments
+from omnara.providers.arguments import MAX_CHARS, read_arguments
 from omnara.providers.names import sent_name
-from omnara.providers.output import MAX_BLOCKS, MAX_CALLS
+from omnara.providers.output import MAX_ARGUMENTS, MAX_BLOCKS, MAX_CALLS
 from omnara.providers.replay import Replay, pack, unpack
 from omnara.providers.usage import MAX_COUNT, token_count, total_count
 from tests.support.agent_log import Driver, call_block, new_call_id
@@ -283,6 +284,14 @@ async def test_a_stream_that_contradicts_itself_is_no_answer(
     assert outcome.kind == "transient"
 
 
+def read_nested(depth: int) -> dict[str, Any]:
+    """`{}` inside so many objects."""
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 @pytest.mark.parametrize(
     ("text", "value", "problem"),
     [
@@ -301,12 +310,27 @@ async def test_a_stream_that_contradicts_itself_is_no_answer(
         ("{'a':1}", {}, "not valid JSON"),
         ('{"a":' * 200 + "1" + "}" * 200, {}, "nested more than 128 levels"),
         ("[" * 20_000 + "]" * 20_000, {}, "nested more than 128 levels"),
+        ('{"a":' * 127 + "{}" + "}" * 127, read_nested(127), None),
+        ('{"a":' * 128 + "{}" + "}" * 128, {}, "nested more than 128 levels"),
+        ('{"a":[' + '"]",' * 200 + "[[]]]}", {"a": [*["]"] * 200, [[]]]}, None),
+        ('{"a":"\\"[\\\\","b":[' + "[]," * 200 + "1]}", {"a": '"[\\', "b": [*[[]] * 200, 1]}, None),
+        ("[" * 20_000, {}, "not valid JSON"),
+        ('{"a":"' + "x" * MAX_CHARS + '"}', {}, "longer than 4194304 characters"),
     ],
 )
 def test_arguments(text: str, value: dict[str, Any], problem: str | None) -> None:
     read, wrong = read_arguments(text)
     assert read == value
     assert (wrong is None) if problem is None else (wrong is not None and problem in wrong)
+
+
+@pytest.mark.parametrize("end", ["", "\\", "]", '"]}'])
+def test_a_string_of_quotes_that_never_ends_is_read_in_linear_time(end: str) -> None:
+    """Where each quote began another search for its partner, these took minutes, with the whole process waiting."""
+    text = '{"a":[' + "[]," * 200 + '"' + '\\"' * 200_000 + end
+    started = time.thread_time()
+    read_arguments(text)
+    assert time.thread_time() - started < 2
 
 
 @pytest.mark.parametrize("given", ["call:1", "a b", "ü", "functions.look:0", "x\n"])
@@ -463,6 +487,50 @@ async def test_calls_whose_names_never_come_are_bounded_too(gateway: ModelGatewa
     nameless = (part(number, f"c{number}", None, "{}") for number in range(MAX_BLOCKS + 1))
     outcome = await answer(gateway, endpoint, *chunks(*nameless, finish="tool_calls"))
     assert outcome.kind == "transient"
+
+
+async def test_a_million_nameless_calls_in_one_event_do_not_hold_up_the_process(
+    gateway: ModelGateway, endpoint: Canned
+) -> None:
+    """Each looked for its id among all before it: this one event took hours."""
+    flood = {"tool_calls": [{"index": 0, "id": f"c{number}"} for number in range(300_000)]}
+    started = time.thread_time()
+    outcome = await answer(gateway, endpoint, *chunks(flood, finish="tool_calls"))
+    assert time.thread_time() - started < 10
+    assert (outcome.kind, "more than 10000 blocks" in outcome.message) == ("transient", True)
+
+
+async def test_a_cut_answer_tells_no_more_calls_than_a_whole_one_may_have(
+    gateway: ModelGateway, endpoint: Canned
+) -> None:
+    parts = (part(number, f"c{number}", "look", "{}") for number in range(MAX_CALLS + 500))
+    outcome = await answer(gateway, endpoint, *chunks(*parts, finish="length"))
+    assert (outcome.stop_reason, len(outcome.calls)) == ("max_tokens", MAX_CALLS)
+
+
+@pytest.mark.parametrize("finish", ["tool_calls", "length"])
+async def test_arguments_that_are_too_long_together_are_tried_again(
+    gateway: ModelGateway, endpoint: Canned, finish: str
+) -> None:
+    long = '{"a":"' + "x" * (MAX_ARGUMENTS // 3) + '"}'
+    outcome = await answer(
+        gateway, endpoint, *chunks(*(part(n, f"c{n}", "look", long) for n in range(3)), finish=finish)
+    )
+    assert (outcome.kind, outcome.provider_code) == ("unknown", "malformed_answer")
+
+
+@pytest.mark.parametrize("depth", [100, 300, 800])
+async def test_content_too_deep_for_a_later_reader_is_not_kept(
+    gateway: ModelGateway, endpoint: Canned, depth: int
+) -> None:
+    """How deep a decoder goes depends on the stack below it: what the stream's took, a request's later refused."""
+    [signed] = part(0, "c1", "look", "{}")["tool_calls"]
+    events = chunks({"tool_calls": [{**signed, "extra_content": "deep"}]}, finish="tool_calls")
+    deep = '{"a":' * depth + "{}" + "}" * depth
+    texts = (event if isinstance(event, str) else json.dumps(event).replace('"deep"', deep) for event in events)
+    outcome = await answer(gateway, endpoint, *texts)
+    kept = unpack(outcome.replay, 1, calls=1)
+    assert (kept.call_ids, bool(kept.content)) == (("c1",), depth < 192)
 
 
 # --- counts that cannot be ------------------------------------------------------------------------------------
