@@ -23,7 +23,7 @@ from omnara.engine.recovery import release_orphans
 from omnara.providers.in_process import ask, say
 from omnara.providers.protocol import ModelCall, Outcome
 from omnara.tools.protocol import ToolCallRequest, ToolResult, succeeded
-from tests.support.crashing import crash, step_states, terminate, until_claimed, until_worker_is
+from tests.support.crashing import crash, locked, step_states, terminate, until_claimed, until_worker_is
 from tests.support.engine import FAST, Engine, Replica, built_in, engine_on
 from tests.support.tcp_proxy import proxied
 from tests.support.waiting import until
@@ -472,6 +472,22 @@ async def test_one_bad_row_does_not_keep_the_claims_of_the_others(database: str)
         await engine.sql.execute("update agent_sched set batch_sequence = null where agent_id = $1", bad)
         await engine.until_idle(*agents)
         assert replica.worker.running == 0
+
+
+async def test_a_locked_orphan_does_not_keep_the_others(database: str) -> None:
+    """Somebody holds one hot row for as long as it likes: the sweep passes it over, and comes back (field report B58)."""
+    async with engine_on(database, lambda _: say("hello")) as engine:
+        agents = sorted(await engine.add_agents(3))
+        worker_id = await lone_worker(engine)
+        for agent in agents:
+            await engine.say(agent)
+        await claim_agents(engine.sql, worker_id, limit=5, since=ALWAYS, token=9, suspects=True)  # type: ignore[arg-type]
+        async with locked(engine, agents[0]):
+            await engine.sql.execute(DEAD, worker_id)
+            await engine.start()
+            await engine.until_idle(agents[1], agents[2], limit_s=5)
+            assert (await engine.hot(agents[0]))["worker_id"] == worker_id
+        await engine.until_idle(agents[0], limit_s=5)
 
 
 async def test_reconcile_and_cancel_hints_survive_a_broken_claimer_connection(
