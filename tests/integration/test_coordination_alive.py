@@ -475,7 +475,7 @@ async def test_one_bad_row_does_not_keep_the_claims_of_the_others(database: str)
 
 
 async def test_a_locked_orphan_does_not_keep_the_others(database: str) -> None:
-    """Somebody holds one hot row for as long as it likes: the sweep passes it over, and comes back (field report B58)."""
+    """Somebody holds a hot row for as long as it likes: the sweep passes it over, and comes back (field report B58)."""
     async with engine_on(database, lambda _: say("hello")) as engine:
         agents = sorted(await engine.add_agents(3))
         worker_id = await lone_worker(engine)

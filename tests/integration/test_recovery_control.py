@@ -155,6 +155,10 @@ async def test_cancel_during_back_off_takes_effect_at_once(database: str) -> Non
             return (await engine.hot(agent))["retry_at"] is not None
 
         await until(parked, "the retry is parked")
+        hot = await engine.hot(agent)
+        due_s = await engine.sql.fetchval("select extract(epoch from $1 - clock_timestamp())", hot["retry_at"])
+        assert 3590 < due_s <= 3600
+        assert hot["worker_id"] is None, "nobody is held by a wait"
         await engine.say(agent, "second")
         answers.append(say("ok"))
         assert (await cancel_agent(replica.deps, owner(engine), AgentPath(agent))).affected

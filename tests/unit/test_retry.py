@@ -36,6 +36,8 @@ def test_the_jitter_is_the_hash_that_is_specified() -> None:
 def test_a_longer_wait_of_the_provider_wins_and_a_shorter_one_does_not() -> None:
     assert delay_s(1, "a", 3600.0) == 3600.0
     assert delay_s(6, "a", 0.5) == delay_s(6, "a")
+    asked = Failed(kind="rate_limit", message="later", retry_after_s=3600.0)
+    assert decide_retry(asked, 1, "a") == RetryIn(3600.0)
 
 
 @pytest.mark.parametrize(
