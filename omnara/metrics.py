@@ -44,6 +44,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     notify_queue_ratio: Gauge
     http_requests: Counter
     http_s: Histogram
+    large_body_bytes: Gauge
+    large_bodies_refused: Counter
     service_up: Gauge
 
     @classmethod
@@ -70,6 +72,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
             notify_queue_ratio=made.gauge("notify_queue_ratio", "Use of the NOTIFY queue, 0 to 1"),
             http_requests=made.counter("http_requests", "Requests answered", "method", "route", "status"),
             http_s=made.histogram("http_seconds", "Time to answer a request, streams excluded", _FAST, "route"),
+            large_body_bytes=made.gauge("large_body_bytes", "Bytes of request bodies over 1 MiB that are in work"),
+            large_bodies_refused=made.counter("large_bodies_refused", "Such bodies refused because there was no room"),
             service_up=made.gauge("service_up", "1 while this part of the process is ready", "service"),
         )
 

@@ -130,6 +130,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_body_timeout_s: Annotated[
         float, Spec("OMNARA_REQUEST_BODY_TIMEOUT", "Limit for a body, and a second more for each 64 KiB", 0.05, 3600)
     ] = 30.0
+    large_bodies_bytes: Annotated[
+        int,
+        Spec(
+            "OMNARA_LARGE_BODIES_BYTES",
+            "Request bodies over 1 MiB in work at once; beyond it they get 503. Their copies take four times as much",
+            48 * 2**20,
+            2**40,
+        ),
+    ] = 2**27
 
     cors_origins: Annotated[
         tuple[str, ...],

@@ -13,11 +13,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 from aiohttp import web
 
+from omnara.api.large_bodies import COUNTED_FROM, Held
 from omnara.errors import InvalidRequest, OmnaraError, RequestTooLarge, UnsupportedMediaType, ValidationFailed
 
 T = TypeVar("T")
 
-BODY_LIMIT: Final = 1024 * 1024
+BODY_LIMIT: Final = COUNTED_FROM
 MEDIA_BODY_LIMIT: Final = 48 * 1024 * 1024
 """Of agent inputs and tool results, which may carry files. Source: api.md §6."""
 SLOWEST_BYTES_S: Final = 64 * 1024
@@ -41,11 +42,13 @@ def check_declared_size(request: web.Request, limit: int) -> None:
         raise RequestTooLarge(f"the body may have {limit} bytes")
 
 
-async def read(request: web.Request, limit: int, *, timeout_s: float) -> bytes:
+async def read(request: web.Request, limit: int, held: Held, *, timeout_s: float) -> bytes:
     """Return the body, at most `limit` bytes, which has `timeout_s` to arrive and a second more for each 64 KiB.
 
-    Raises RequestTooLarge, InvalidRequest for a body that is too slow, ValidationFailed for a broken transfer.
+    `held` is told how much has arrived. Raises RequestTooLarge, InvalidRequest for a body that is too slow,
+    ValidationFailed for a broken transfer, Unavailable while there is no room for it.
     """
+    held.announced(request.content_length)
     chunks: list[bytes] = []
     size = 0
     end = asyncio.get_running_loop().time() + timeout_s
@@ -55,6 +58,7 @@ async def read(request: web.Request, limit: int, *, timeout_s: float) -> bytes:
                 size += len(chunk)
                 if size > limit:
                     raise RequestTooLarge(f"the body may have {limit} bytes")
+                held.arrived(size)
                 chunks.append(chunk)
                 patience.reschedule(end + size / SLOWEST_BYTES_S)
     except TimeoutError:

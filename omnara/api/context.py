@@ -9,16 +9,18 @@ from aiohttp import web
 
 if TYPE_CHECKING:
     from omnara.api.auth import Authenticator
+    from omnara.api.large_bodies import LargeBodies
     from omnara.api.streams import StreamHub
     from omnara.engine.deps import Deps
 
 
 class ApiContext(msgspec.Struct, frozen=True):
-    """The engine's dependencies, and the two parts that the API keeps itself."""
+    """The engine's dependencies, and the parts that the API keeps itself."""
 
     deps: Deps
     authenticator: Authenticator
     hub: StreamHub
+    bodies: LargeBodies
 
 
 CONTEXT: Final = web.AppKey("context", ApiContext)

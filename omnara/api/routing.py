@@ -20,6 +20,7 @@ from omnara.access.roles import CallerRule, Decision, can_call
 from omnara.api import body, params
 from omnara.api.body import BODY_LIMIT
 from omnara.api.context import CONTEXT, ApiContext
+from omnara.api.large_bodies import Held
 from omnara.errors import Forbidden, ValidationFailed
 from omnara.ids import IdKind
 
@@ -95,34 +96,33 @@ def endpoint(route: Route) -> Callable[[web.Request], Awaitable[web.StreamRespon
     decoder = msgspec.json.Decoder(route.body) if route.body is not None else None
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        context = request.app[CONTEXT]
         body.check_declared_size(request, route.body_limit)
-        principal = await context.authenticator.principal(request)
-        timeout_s = context.deps.settings.request_body_timeout_s
-        raw = await body.read(request, route.body_limit, timeout_s=timeout_s) if request.body_exists else b""
-        ids = params.path_ids(request.match_info, route.path_ids)
-        if _unseen(principal, ids):
-            # What it names may have been made since the caller was remembered, perhaps by another process.
-            principal = await context.authenticator.principal(request, anew=True)
-        query, required = params.query(request.query, route.query), route.body_required
-        if len(raw) <= BODY_LIMIT:
-            decoded = _decoded(request, raw, decoder, required=required)
-        else:  # a body with files takes a tenth of a second
-            decoded = await asyncio.to_thread(_decoded, request, raw, decoder, required=required)
-        call = Call(
-            request,
-            context,
-            principal,
-            ids,
-            query,
-            decoded,
-            params.idempotency_key(request) if route.idempotent else None,
-        )
-        if can_call(principal, route.caller) is Decision.DENIED:
-            raise Forbidden
-        return await route.handler(call)
+        with request.app[CONTEXT].bodies.share() as held:
+            call = await _checked(request, route, decoder, held)
+            if can_call(call.principal, route.caller) is Decision.DENIED:
+                raise Forbidden
+            return await route.handler(call)
 
     return handle
+
+
+async def _checked(request: web.Request, route: Route, decoder: msgspec.json.Decoder[Any] | None, held: Held) -> Call:
+    """Who calls and what for; the bytes of the body are not kept."""
+    context = request.app[CONTEXT]
+    principal = await context.authenticator.principal(request)
+    timeout_s = context.deps.settings.request_body_timeout_s
+    raw = await body.read(request, route.body_limit, held, timeout_s=timeout_s) if request.body_exists else b""
+    ids = params.path_ids(request.match_info, route.path_ids)
+    if _unseen(principal, ids):
+        # What it names may have been made since the caller was remembered, perhaps by another process.
+        principal = await context.authenticator.principal(request, anew=True)
+    query, required = params.query(request.query, route.query), route.body_required
+    if len(raw) <= BODY_LIMIT:
+        decoded = _decoded(request, raw, decoder, required=required)
+    else:  # a body with files takes a tenth of a second
+        decoded = await asyncio.to_thread(_decoded, request, raw, decoder, required=required)
+    key = params.idempotency_key(request) if route.idempotent else None
+    return Call(request, context, principal, ids, query, decoded, key)
 
 
 def _unseen(principal: Principal, ids: Mapping[str, UUID]) -> bool:

@@ -15,6 +15,7 @@ from omnara.api import cors, openapi
 from omnara.api.auth import Authenticator
 from omnara.api.connection import ApiRunner
 from omnara.api.context import CONTEXT, ApiContext
+from omnara.api.large_bodies import LargeBodies
 from omnara.api.middleware import outermost
 from omnara.api.routing import endpoint
 from omnara.api.streams import StreamHub
@@ -40,7 +41,9 @@ def build_hub(deps: Deps) -> StreamHub:
 def build_app(deps: Deps, hub: StreamHub) -> web.Application:
     """Return the application of the public listener. It owns no task and no connection; everything is in `deps`."""
     app = web.Application(middlewares=[outermost])
-    app[CONTEXT] = ApiContext(deps, Authenticator(functools.partial(authenticate, deps)), hub)
+    authenticator = Authenticator(functools.partial(authenticate, deps))
+    bodies = LargeBodies(deps.settings.large_bodies_bytes, deps.metrics)
+    app[CONTEXT] = ApiContext(deps, authenticator, hub, bodies)
     for route in openapi.ROUTES:
         # Not `add_get`: that one would answer HEAD as well, which the contract has not. Source: api.md §6.
         app.router.add_route(route.method, route.path, endpoint(route))
