@@ -9,7 +9,7 @@ import pytest
 
 from omnara.client import Client
 from omnara.domain.content import INTERRUPTED_TEXT
-from omnara.testing import call, say
+from omnara.testing import Answer, Call, call, embed, say
 from tests.support.agent_handle import Handle
 from tests.support.cluster import Cluster
 from tests.support.load import Load
@@ -70,12 +70,18 @@ async def test_during_a_fetch(cluster: Cluster, client: Client, capsys: pytest.C
     """A fetch under way, a fetch whose result was being saved: told as interrupted, never made again."""
     cluster.page.hold("held")
     cluster.page.hold("lost")
+    cluster.page.hold("slow")
     first = await cluster.only_worker()
     fetching = await cluster.agent(client, call("web_fetch", cluster.fetch("held")), say("{{result -1}}"))
     saving = await cluster.agent(client, call("web_fetch", cluster.fetch("lost")), say("{{result -1}}"))
+    both = Answer(blocks=(Call("web_fetch", cluster.fetch("slow")), Call("web_fetch", cluster.fetch("quick.html"))))
+    half = await cluster.agent(client, both, say("{{result 0}}"))
     extracting = await cluster.agent(client, call("web_fetch", cluster.fetch("fast.html")), say("fine"))
     await cluster.page.visited("held")
     await cluster.page.visited("lost")
+    await cluster.page.visited("slow")
+    await until(lambda: half_answered(half), "the quick one of two calls is in the log")
+    await client.send(half.id, embed(say("hello to you"), text="hello"))
     (second,) = await cluster.start()
     async with saving.locked():
         cluster.page.release("lost")
@@ -83,6 +89,9 @@ async def test_during_a_fetch(cluster: Cluster, client: Client, capsys: pytest.C
         await extracting.settled()
         killed_at = await kill(cluster, first)
     cluster.page.release("held")
+    cluster.page.release("slow")
+    await a_whole_batch(half)
+    assert (cluster.page.hits["slow"], cluster.page.hits["quick.html"]) == (1, 1)
     for agent in (fetching, saving):
         await agent.settled()
         results = [event for event in await agent.events() if event.kind == "tool_result"]
@@ -93,6 +102,32 @@ async def test_during_a_fetch(cluster: Cluster, client: Client, capsys: pytest.C
     assert (cluster.page.hits["held"], cluster.page.hits["lost"], cluster.page.hits["fast.html"]) == (1, 1, 1)
     report(capsys, "fetch", await recovery_s(fetching, killed_at))
     cluster.keep(second)
+
+
+async def half_answered(agent: Handle) -> bool:
+    """Whether one result is in the log."""
+    return [event.kind for event in await agent.events()].count("tool_result") == 1
+
+
+async def a_whole_batch(agent: Handle) -> None:
+    """Two results in call order, in one message, before the text that came between them; the strict model took it."""
+    await until(lambda: said_hello(agent), "the message of the meantime is answered", limit_s=30)
+    results = [event for event in await agent.events() if event.kind == "tool_result"]
+    assert [result.outcome for result in results] == ["succeeded", "failed"]
+    assert results[1].text == INTERRUPTED_TEXT
+    assert [entry.status for entry in agent.requests] == [200, 200, 200]
+    for entry in agent.requests[1:]:
+        messages = entry.body["messages"]
+        at = next(at for at, message in enumerate(messages) if message["role"] == "assistant")
+        called = [block["id"] for block in messages[at]["content"] if block["type"] == "tool_use"]
+        answered = [block for block in messages[at + 1]["content"] if block["type"] == "tool_result"]
+        assert [block["tool_use_id"] for block in answered] == called
+        assert [INTERRUPTED_TEXT in str(block) for block in answered] == [True, False]
+
+
+async def said_hello(agent: Handle) -> bool:
+    """Whether the second message was answered."""
+    return (await agent.texts())[-1] == "hello to you"
 
 
 async def test_during_the_save(cluster: Cluster, client: Client, capsys: pytest.CaptureFixture[str]) -> None:

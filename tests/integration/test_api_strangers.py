@@ -1,6 +1,6 @@
 """Every operation of the API, asked by people from elsewhere: what they may not see does not exist, by any path to it.
 
-The operations come from the served routes, so a new one is asked too. Source: field-reports B15, B19; api.md §3.
+The operations come from the served routes, so a new one is asked too. Source: field-reports B15, B19, B37; api.md §3.
 """
 
 from __future__ import annotations
@@ -255,6 +255,20 @@ async def test_the_owner_finds_all_of_it(server: ApiServer, theirs: dict[str, st
             headers = {"Authorization": f"Bearer {server.key}"}
             async with server.session.get(server.url + filled(route, theirs), headers=headers) as response:
                 assert response.status == 200, route.operation_id
+
+
+async def test_a_cursor_of_another_list_is_refused_by_every_list(server: ApiServer, theirs: dict[str, str]) -> None:
+    """Also a damaged one (field report B37)."""
+    await server.agent()
+    await server.agent()
+    agents = (await server.get(f"{server.scope}/agents?limit=1"))["next_cursor"]
+    listing = [route for route in ROUTES if route.query is not None and "cursor" in route.query.__struct_fields__]
+    assert len(listing) >= 15
+    for route in listing:
+        foreign = agents if route.operation_id != "listAgents" else f"{agents[:-6]}AAAAAA"
+        for cursor in (foreign, agents[:-4], "e30", "*"):
+            answer = await server.call("GET", f"{filled(route, theirs)}?cursor={cursor}")
+            assert (answer.status, answer.code) == (400, "invalid_request"), (route.operation_id, cursor)
 
 
 @pytest.mark.parametrize("body", [b"[" * 20_000 + b"]" * 20_000, b'{"a":' * 20_000 + b"1" + b"}" * 20_000])
