@@ -17,7 +17,7 @@ from omnara.providers.anthropic_replay import WireBlock, signed_content
 from omnara.providers.anthropic_request import MessagesRenderer, head, url
 from omnara.providers.json_events import BadEvent
 from omnara.providers.names import is_sendable_id
-from omnara.providers.output import OutputBuilder
+from omnara.providers.output import MAX_BLOCKS, OutputBuilder
 from omnara.providers.protocol import ModelCall, ModelTarget, Outcome
 from omnara.providers.replay import Replay, pack
 from omnara.providers.streaming import Assembler, StreamedError
@@ -111,6 +111,8 @@ class _Assembler:
     def _start(self, event: wire.BlockStart) -> None:
         if event.index in self._blocks:
             raise BadEvent("two blocks of the stream have the same index")
+        if len(self._blocks) == MAX_BLOCKS:  # those of kinds that are not known never reach the output
+            raise BadEvent(f"the answer has more than {MAX_BLOCKS} blocks")
         started = event.content_block
         block = WireBlock(started.type)
         self._blocks[event.index] = block

@@ -18,7 +18,7 @@ from omnara.providers.media import fill
 from omnara.providers.openai_responses_media import parts_of
 from omnara.providers.openai_responses_replay import WireItem, exact_items, is_sendable_call_id
 from omnara.providers.openai_responses_request import ResponsesRenderer, head, url
-from omnara.providers.output import OutputBuilder
+from omnara.providers.output import MAX_BLOCKS, OutputBuilder
 from omnara.providers.protocol import ModelCall, ModelTarget, Outcome
 from omnara.providers.replay import Replay, pack
 from omnara.providers.streaming import Assembler, StreamedError
@@ -122,6 +122,8 @@ class _Assembler:
         """The open item at `index`; one whose beginning never came begins now."""
         item = self._open.get(index)
         if item is None:
+            if len(self._items) == MAX_BLOCKS:  # items of kinds that are not known become no blocks
+                raise BadEvent(f"the answer has more than {MAX_BLOCKS} blocks")
             item = self._open[index] = WireItem(index, kind)
             self._items.append(item)
         elif item.kind != kind:

@@ -500,6 +500,20 @@ async def test_a_million_nameless_calls_in_one_event_do_not_hold_up_the_process(
     assert (outcome.kind, "more than 10000 blocks" in outcome.message) == ("transient", True)
 
 
+@pytest.mark.parametrize("api_format", [ANTHROPIC, RESPONSES])
+async def test_blocks_of_unknown_kinds_are_bounded_too(
+    gateway: ModelGateway, endpoint: Canned, api_format: str
+) -> None:
+    events: list[Any] = []
+    for number in range(MAX_BLOCKS + 1):
+        if api_format == ANTHROPIC:
+            events.append({"type": "content_block_start", "index": number, "content_block": {"type": "new"}})
+        else:
+            events.append({"type": "response.output_item.added", "output_index": number, "item": {"type": "new"}})
+    outcome = await answer(gateway, endpoint, *events, api_format=api_format)
+    assert (outcome.kind, "more than 10000 blocks" in outcome.message) == ("transient", True)
+
+
 async def test_a_cut_answer_tells_no_more_calls_than_a_whole_one_may_have(
     gateway: ModelGateway, endpoint: Canned
 ) -> None:
