@@ -72,6 +72,15 @@ def test_another_compaction_in_a_row_keeps_less_and_a_third_is_refused() -> None
     assert plan_compaction(state, SMALL) is None
 
 
+@pytest.mark.parametrize(("compactions", "helps"), [(MAX_COMPACTIONS - 1, True), (MAX_COMPACTIONS, False)])
+def test_the_number_in_a_row_is_bounded_even_if_more_could_go(compactions: int, helps: bool) -> None:
+    log, state = talk(14)
+    log.checkpoint(state.cuts()[0].through, "summary", EventMeta(compactions=compactions))
+    state.extend(log.events)
+    assert len(state.cuts()) > 2
+    assert (plan_compaction(state, SMALL) is not None) is helps
+
+
 def test_nothing_helps_when_what_must_stay_is_too_much() -> None:
     _, state = talk(14)
     assert plan_compaction(state, ModelRoom(32_768, 4096, fixed=27_000)) is None
