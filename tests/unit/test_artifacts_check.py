@@ -55,6 +55,16 @@ def test_every_type_of_the_contract_is_tried() -> None:
     assert {media_type for media_type, _, _ in GOOD} == MEDIA_TYPES
 
 
+def test_a_frame_is_found_behind_fill_bytes_and_a_profile() -> None:
+    profile = b"\xff\xe2\xff\xff".ljust(65537, b"p") * 161
+    assert check_file("image/jpeg", JPEG[:2] + profile + b"\xff" * 1_000_000 + JPEG[20:]) == Size(7, 5)
+
+
+@pytest.mark.parametrize("filling", [b"\xff\xe0\x00\x02", b"\xff\x01"])
+def test_a_picture_of_empty_segments_is_not_walked_through(filling: bytes) -> None:
+    assert isinstance(check_file("image/jpeg", JPEG[:2] + filling * 100_000 + JPEG[20:]), Unfit)
+
+
 @given(st.sampled_from([png(), JPEG, GIF, webp(4, 4), PDF]), st.integers(0, 60), st.binary(max_size=40))
 def test_no_bytes_make_it_fail(start: bytes, cut: int, rest: bytes) -> None:
     for media_type in MEDIA_TYPES:

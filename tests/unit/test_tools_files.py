@@ -166,7 +166,16 @@ async def test_no_pattern_takes_long(pattern: str) -> None:
     assert monotonic() - started < 15
 
 
-@pytest.mark.parametrize("pattern", ["(", "(?=a)", "(a)\\1", "(?:a{1000}){1000}", "[z-a]"])
+@pytest.mark.parametrize("content", [b"a" * 2_000_000, b"a\n" * 1_000_000])
+async def test_a_search_ends_when_its_time_is_up(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(10**9))
+    monkeypatch.setattr(search_files, "monotonic", lambda: float(next(now)))
+    _, facts = await found(Memory(content), "b")
+    assert facts["complete"] is False
+    assert next(now) < 2 * search_files.MAX_SECONDS, "the clock is looked at after every line and span"
+
+
+@pytest.mark.parametrize("pattern", ["(", "(?=a)", "(a)\\1", "(?:a{1000}){1000}", "(?:a.{0,99}){9}b", "[z-a]"])
 async def test_bad_patterns_are_said_to_be_bad(pattern: str) -> None:
     assert (await run(Memory(b"a"), "search_files", pattern=pattern)).error_code == "bad_pattern"
 

@@ -27,6 +27,10 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 """How much one call looks through. The result says when there was more."""
 MAX_SECONDS: Final = 20.0
 _MAX_PATTERN_CHARS: Final = 200
+_PATTERN_BYTES: Final = 128 * 1024
+"""Size of a compiled pattern, and so of the slowest way through a span, which keeps the interpreter to itself."""
+_AUTOMATON_BYTES: Final = 4 * 1024 * 1024
+"""Memory for the states that a search comes across; with too little of it every character takes the slowest way."""
 _PIECE: Final = 512 * 1024
 _SPAN: Final = 1000
 _STEP: Final = 800
@@ -82,7 +86,7 @@ async def execute(call: ToolCallRequest, ctx: ToolContext) -> ToolResult:
     try:
         matcher = jsonschema_rs.Draft202012Validator(
             {"pattern": call.input["pattern"]},
-            pattern_options=jsonschema_rs.RegexOptions(size_limit=1 << 20, dfa_size_limit=1 << 20),
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES, dfa_size_limit=_AUTOMATON_BYTES),
             offline=True,
         )
     except ValueError:
@@ -133,7 +137,7 @@ async def _search_file(store: FileStore, file: StoredFile, search: _Search) -> N
 def _search_lines(name: str, lines: list[bytes], number: int, column: int, search: _Search) -> None:
     """Note the matches in lines from `number` on, of which the first is given from byte `column` on."""
     for offset, line in enumerate(lines):
-        for start, text in _matches(line.decode("utf-8", "replace"), search.matcher):
+        for start, text in _matches(line.decode("utf-8", "replace"), search):
             before = (column if not offset else 0) + start
             place = f"{name}:{number + offset}" + (f" (column {before})" if before else "")
             shown = f"{place}: {clean_text(text)}"
@@ -142,12 +146,13 @@ def _search_lines(name: str, lines: list[bytes], number: int, column: int, searc
             search.chars_left -= len(shown)
             if search.over:
                 return
-        if offset % 1000 == 0 and search.over:
+        if search.over:
             return
 
 
-def _matches(line: str, matcher: Any) -> Iterator[tuple[int, str]]:
-    """The matching parts of a line: the byte at which each begins, and what of it is shown."""
+def _matches(line: str, search: _Search) -> Iterator[tuple[int, str]]:
+    """The matching parts of a line: the byte at which each begins, and what of it is shown. Ends when time is up."""
+    matcher = search.matcher
     if len(line) <= _SPAN:
         if matcher.is_valid(line):
             start, text = _narrowed(line, matcher)
@@ -155,6 +160,8 @@ def _matches(line: str, matcher: Any) -> Iterator[tuple[int, str]]:
         return
     shown = 0
     for at in range(0, len(line) - _SPAN + _STEP, _STEP):
+        if search.over:
+            return
         span = line[at : at + _SPAN]
         if matcher.is_valid(span):
             start, text = _narrowed(span, matcher)
