@@ -28,6 +28,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     registry: CollectorRegistry
     ready_agents: Gauge
     ready_oldest_s: Gauge
+    orphaned_agents: Gauge
+    orphaned_oldest_s: Gauge
     claims: Counter
     steps: Counter
     step_s: Histogram
@@ -56,6 +58,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
             registry=made.registry,
             ready_agents=made.gauge("ready_agents", "Agents that wait for a worker"),
             ready_oldest_s=made.gauge("ready_oldest_seconds", "Age of the oldest waiting agent"),
+            orphaned_agents=made.gauge("orphaned_agents", "Agents that a worker holds which is gone"),
+            orphaned_oldest_s=made.gauge("orphaned_oldest_seconds", "Time since the first of those workers was gone"),
             claims=made.counter("claims", "Agents claimed by this process"),
             steps=made.counter("steps", "Steps by kind and outcome", "kind", "outcome"),
             step_s=made.histogram("step_seconds", "Time of a step from begin to save", _STEP, "kind"),

@@ -39,6 +39,15 @@ async def oldest_xmin_s(connection: Connection) -> float:
     return float(await connection.fetchval(_SQL["oldest_xmin"]))
 
 
+async def orphans(connection: Connection) -> tuple[int, float]:
+    """How many agents are held by workers that are gone, and for how many seconds the first of those workers has been.
+
+    More than a moment of it means that an agent cannot be released. Source: field-reports B58.
+    """
+    row = await connection.fetchrow(_SQL["orphans"])
+    return (0, 0.0) if row is None else (row["agents"], row["oldest_s"])
+
+
 async def notify_queue_ratio(connection: Connection) -> float:
     """Use of the NOTIFY queue, 0 to 1."""
     return float(await connection.fetchval(_SQL["notify_queue"]))

@@ -20,6 +20,7 @@ from omnara.db.locks import worker_key
 from omnara.db.sched import ALWAYS, claim_agents
 from omnara.domain.content import TextBlock
 from omnara.engine.recovery import release_orphans
+from omnara.maintenance.upkeep import Upkeep
 from omnara.providers.in_process import ask, say
 from omnara.providers.protocol import ModelCall, Outcome
 from omnara.tools.protocol import ToolCallRequest, ToolResult, succeeded
@@ -468,10 +469,23 @@ async def test_one_bad_row_does_not_keep_the_claims_of_the_others(database: str)
         [replica] = await engine.start()
         await engine.until_idle(agents[0], agents[2])
         assert (await engine.hot(bad))["worker_id"] == worker_id
+        count, oldest_s = await orphaned(replica)
+        assert count == 1, "an operator sees that one stays"
+        assert oldest_s is not None
+        assert 0 < oldest_s < 60
         await engine.sql.execute("delete from tool_calls where agent_id = $1", bad)
         await engine.sql.execute("update agent_sched set batch_sequence = null where agent_id = $1", bad)
         await engine.until_idle(*agents)
         assert replica.worker.running == 0
+        assert await orphaned(replica) == (0, 0)
+
+
+async def orphaned(replica: Replica) -> tuple[float | None, float | None]:
+    """What the metrics say of agents whose worker is gone."""
+    async with replica.deps.db.acquire() as connection:
+        await Upkeep(replica.deps, ConnectSettings(dsn=""))._read_gauges(connection)
+    value = replica.deps.metrics.registry.get_sample_value
+    return value("omnara_orphaned_agents"), value("omnara_orphaned_oldest_seconds")
 
 
 async def test_a_locked_orphan_does_not_keep_the_others(database: str) -> None:
