@@ -232,6 +232,21 @@ async def test_bodies_do_not_reach_what_paths_do_not(
     assert await digest(server) == before
 
 
+async def test_an_idempotency_key_means_nothing_elsewhere(
+    server: ApiServer, elsewhere: tuple[ApiServer, dict[str, str]]
+) -> None:
+    """Two organizations use one key: two agents, and nothing of the other's answer (field report B41)."""
+    other, _ = elsewhere
+    headers, launched = {"Idempotency-Key": "everybody's first key"}, []
+    for one in (server, other, server, other):
+        body = {"config": await one.config(), "name": one.org}
+        answer = await one.call("POST", f"{one.scope}/agents", body, headers=headers)
+        launched.append((answer.status, answer.json["agent"]["id"], answer.json["agent"]["name"]))
+    assert [status for status, _, _ in launched] == [201, 201, 200, 200]
+    assert launched[0][1:] == launched[2][1:] != launched[1][1:] == launched[3][1:]
+    assert [name for _, _, name in launched[:2]] == [server.org, other.org]
+
+
 async def test_a_project_without_a_role_in_it_is_out_of_sight(server: ApiServer, theirs: dict[str, str]) -> None:
     """A member of the same organization, by every path that leads into the project."""
     member = await server.user(None)
