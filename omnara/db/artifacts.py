@@ -6,7 +6,7 @@ agent; what nothing came to refer to is removed later. Source: coordination §9 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal
 from uuid import UUID
@@ -67,8 +67,13 @@ async def write_blob(connection: Connection, org_id: UUID, digest: bytes, data: 
         await connection.execute(_SQL["insert_chunk"], org_id, digest, ordinal, data[start : start + CHUNK_BYTES])
 
 
-async def insert_artifacts(connection: Connection, agent_id: UUID, org_id: UUID, files: Sequence[NewFile]) -> None:
-    """Add files to an agent, in the transaction that writes what refers to them. Their contents must be there."""
+async def insert_artifacts(
+    connection: Connection, agent_id: UUID, org_id: UUID, files: Sequence[NewFile], *, loose: bool = False
+) -> None:
+    """Add files to an agent, in the transaction that writes what refers to them; `loose`: in one before that.
+
+    Their contents must be there.
+    """
     await connection.execute(_SQL["refer_to_blobs"], org_id, [file.digest for file in files])
     await connection.execute(
         _SQL["insert_artifacts"],
@@ -81,6 +86,7 @@ async def insert_artifacts(connection: Connection, agent_id: UUID, org_id: UUID,
         [file.filename for file in files],
         [file.width for file in files],
         [file.height for file in files],
+        loose,
     )
 
 
@@ -97,6 +103,36 @@ async def newest_texts(connection: Connection, agent_id: UUID, limit: int) -> li
 async def read_chunks(connection: Connection, row: ArtifactRow, first: int, last: int) -> list[bytes]:
     """Return the chunks `first` to `last`, both included, of a content kept here."""
     return [chunk[0] for chunk in await connection.fetch(_SQL["read_chunks"], row.org_id, row.digest, first, last)]
+
+
+async def agents_with_loose_files(connection: Connection, older_than_s: float) -> list[UUID]:
+    """Return up to 100 agents with files that may be referred to by nothing."""
+    return [row[0] for row in await connection.fetch(_SQL["agents_with_loose_files"], older_than_s)]
+
+
+async def loose_files(connection: Connection, agent_id: UUID, older_than_s: float) -> list[UUID]:
+    """Return the files of an agent of which it is open whether anything refers to them."""
+    return [row[0] for row in await connection.fetch(_SQL["loose_files"], agent_id, older_than_s)]
+
+
+async def settle_files(connection: Connection, agent_id: UUID, files: Mapping[UUID, str]) -> set[UUID]:
+    """Take the mark off those of `files` (public ids by id) that the log mentions, and return them."""
+    rows = await connection.fetch(_SQL["settle_files"], agent_id, list(files), list(files.values()))
+    return {row[0] for row in rows}
+
+
+async def remove_loose_files(
+    connection: Connection, agent_id: UUID, files: Mapping[UUID, str], older_than_s: float
+) -> int:
+    """Remove those of `files` that nothing mentions, and free their contents; return how many went.
+
+    In a transaction whose first statement locked the agent's hot row: what was written before is seen then.
+    """
+    await connection.execute(_SQL["lock_contents"], agent_id, list(files))
+    row = await connection.fetchrow(
+        _SQL["remove_loose_files"], agent_id, list(files), list(files.values()), older_than_s
+    )
+    return 0 if row is None else int(row[0])
 
 
 async def remove_unreferenced(connection: Connection, older_than_s: float) -> list[tuple[UUID, bytes, Place]]:

@@ -76,10 +76,13 @@ async def take_in(
     return stored, TakenIn(files)
 
 
-async def attach(connection: Connection, agent: AgentRef, taken: TakenIn) -> None:
-    """Make the files an agent's, in the transaction that writes the blocks which refer to them."""
+async def attach(connection: Connection, agent: AgentRef, taken: TakenIn, *, loose: bool = False) -> None:
+    """Make the files an agent's, in the transaction that writes the blocks which refer to them.
+
+    `loose`: those come in a later one, or never; `artifacts_sweep` finds out.
+    """
     if taken.files:
-        await artifacts.insert_artifacts(connection, agent.id, agent.org_id, taken.files)
+        await artifacts.insert_artifacts(connection, agent.id, agent.org_id, taken.files, loose=loose)
 
 
 async def same_content(connection: Connection, agent_id: UUID, stored: str, new: str, taken: TakenIn) -> bool:

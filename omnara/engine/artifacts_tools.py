@@ -78,7 +78,7 @@ class AgentFiles:
         kept, taken = await spilled(self._db, self._blobs, agent.org_id, tool, blocks)
 
         async def work(connection: Connection) -> None:
-            await attach(connection, agent, taken)
+            await attach(connection, agent, taken, loose=True)
 
         if taken.files:
             await self._db.run(work)

@@ -14,6 +14,7 @@ from omnara.clock import Deadline, jittered
 from omnara.db import sched, upkeep, workers
 from omnara.db.connection import Connection, ConnectSettings
 from omnara.db.failures import DatabaseUnavailable
+from omnara.engine import artifacts_sweep
 from omnara.engine.deps import Deps
 from omnara.errors import Unavailable
 from omnara.log import get_logger
@@ -66,10 +67,12 @@ class Upkeep:
                 log.warning("vacuum_failed", error=str(error))
 
     async def _files_loop(self) -> None:
-        """Remove contents that no message came to refer to. Several processes may at a time: none waits for another."""
+        """Remove files and contents that nothing came to refer to. Several processes may at a time: none waits for another."""
         while True:
             await asyncio.sleep(jittered(FILES_S))
             try:
+                while await artifacts_sweep.sweep_loose_files(self._deps.db, FILES_KEPT_S):
+                    probes.hit("loose_files_settled")
                 while await self._deps.blobs.sweep(self._deps.db, FILES_KEPT_S):
                     probes.hit("files_removed")
             except Unavailable as error:
