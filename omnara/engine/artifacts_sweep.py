@@ -2,7 +2,8 @@
 
 The file of a long result is the agent's before the result is in the log, since megabytes are not written in the
 statement that saves a step. So it is marked as loose. An hour later the log mentions it, and the mark goes; or it does
-not, and the file goes. Source: coordination §2 (a decision under a lock needs a statement of its own), §9 (hot row first).
+not, and the file goes.
+Source: coordination §2 (what is decided under a lock is decided in a statement of its own), §9 (hot row first).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ __all__ = ["sweep_loose_files"]
 async def sweep_loose_files(db: ApiPool, older_than_s: float) -> int:
     """Look at up to 100 agents with loose files of that age; return how many files it decided about.
 
-    Transactions of its own, one or two per agent. Several processes may at a time. A file whose agent has a running call,
-    or whose content somebody else is about to refer to, is left for a later time. Raises DatabaseUnavailable.
+    Transactions of its own, one or two per agent. Several processes may at a time. A file whose agent has a running
+    call, or whose content somebody else is about to refer to, is left for a later time. Raises DatabaseUnavailable.
     """
 
     async def candidates(connection: Connection) -> list[UUID]:

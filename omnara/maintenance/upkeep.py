@@ -67,7 +67,7 @@ class Upkeep:
                 log.warning("vacuum_failed", error=str(error))
 
     async def _files_loop(self) -> None:
-        """Remove files and contents that nothing came to refer to. Several processes may at a time: none waits for another."""
+        """Remove files and contents that nothing came to refer to. Several processes may at a time."""
         while True:
             await asyncio.sleep(jittered(FILES_S))
             try:
