@@ -28,6 +28,7 @@ _COMMANDS: Final[Mapping[str, _Entry]] = {
     "chat": _Entry("omnara.cli.chat.command", "Talk to an agent in the terminal, or through a pipe."),
     "keys": _Entry("omnara.cli.keys", "Create, list and revoke API keys (in the database)."),
     "models": _Entry("omnara.cli.models", "Add, list and probe models (in the database)."),
+    "secrets": _Entry("omnara.cli.secrets", "Move stored secrets to another key of the ring (in the database)."),
     "migrate": _Entry("omnara.cli.migrate", "Bring the database's schema up to date."),
     "doctor": _Entry("omnara.cli.doctor", "Check settings, database, locks, notifications and data."),
     "mock-model": _Entry("omnara.cli.mock_model", "Serve a scripted model over HTTP, for tests without a provider."),

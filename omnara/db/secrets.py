@@ -52,6 +52,16 @@ async def insert_version(connection: Connection, sealed: SealedRow, payload_keys
     await connection.execute(_SQL["set_current_version"], sealed.id, sealed.version)
 
 
+async def sealed_by_others(connection: Connection, key_id: str, after: tuple[UUID, int], limit: int) -> list[SealedRow]:
+    """Return versions of any secret that another ring key than `key_id` seals, in order after (secret, version)."""
+    return [SealedRow(*row) for row in await connection.fetch(_SQL["sealed_by_others"], key_id, *after, limit)]
+
+
+async def rewrap_version(connection: Connection, row: SealedRow, key_id: str, wrapped_key: bytes) -> None:
+    """Replace the wrapped data key of a version; nothing when it is no longer as `row` says."""
+    await connection.execute(_SQL["rewrap_version"], row.id, row.version, key_id, wrapped_key, row.key_id)
+
+
 async def current_version(connection: Connection, secret_id: UUID) -> SealedRow | None:
     """Return a secret's current version, sealed."""
     row = await connection.fetchrow(_SQL["current_version"], secret_id)

@@ -23,6 +23,18 @@ select s.id, s.name, s.current_version as version, v.key_id, v.wrapped_key, v.no
 from secrets s join secret_versions v on v.secret_id = s.id and v.version = s.current_version
 where s.id = $1 and s.deleted_at is null;
 
+-- name: sealed_by_others
+-- Versions whose data key is not wrapped by the ring key $1, in order after ($2, $3). Index: secret_versions_pkey.
+select v.secret_id as id, s.name, v.version, v.key_id, v.wrapped_key, v.nonce, v.ciphertext
+from secret_versions v join secrets s on s.id = v.secret_id
+where v.key_id <> $1 and (v.secret_id, v.version) > ($2, $3)
+order by v.secret_id, v.version limit $4;
+
+-- name: rewrap_version
+-- Wrap a version's data key anew, unless somebody else has meanwhile. The ciphertext stays. Index: secret_versions_pkey.
+update secret_versions set key_id = $3, wrapped_key = $4
+where secret_id = $1 and version = $2 and key_id = $5;
+
 -- name: add_owned_secret
 -- A secret of an organization, a project or a user; no row when its name is taken (waits for the other transaction
 -- first). Index: secrets_name.
