@@ -17,6 +17,8 @@ from omnara.errors import ConfigurationError
 
 _PID: Final = "select pg_backend_pid()"
 _TRY_LOCK: Final = "select pg_try_advisory_xact_lock($1)"
+_NO_TRANSACTIONS: Final = "transaction blocks not allowed"
+"""What PgBouncer says in statement mode to the first transaction; plain statements work until then."""
 _ROUNDS: Final = 3
 """One round can be fooled: by other clients that take and give back server connections between two of its looks."""
 
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     _Plain = asyncpg.Connection[asyncpg.Record]
 
 
-async def is_transaction_pooler(dsn: str, *, timeout_s: float = 5.0) -> bool:
+async def is_transaction_pooler(dsn: str, *, variable: str = "the URL", timeout_s: float = 5.0) -> bool:
     """Whether two client connections of `dsn` share server connections: a, then a transaction on b, then a again.
 
-    Opens and closes two connections. Raises what the driver raises when the server is away.
+    Opens and closes two connections. Raises `ConfigurationError` about `variable` when a pooler in statement mode
+    answers, and what the driver raises when the server is away.
     """
     first = await _connect(dsn, timeout_s)
     try:
@@ -37,6 +40,14 @@ async def is_transaction_pooler(dsn: str, *, timeout_s: float = 5.0) -> bool:
                 if await _share(first, second):
                     return True
             return False
+        except asyncpg.PostgresError as error:
+            # It ends the connection, so the driver's error is the one of a lost connection, which would be tried again.
+            if _NO_TRANSACTIONS not in str(error):
+                raise
+            raise ConfigurationError(
+                f"{variable} leads through a pooler in statement mode, which allows no transactions; "
+                "set the pooler to transaction mode, or use a URL that reaches Postgres itself"
+            ) from error
         finally:
             second.terminate()
     finally:
@@ -46,13 +57,14 @@ async def is_transaction_pooler(dsn: str, *, timeout_s: float = 5.0) -> bool:
 async def resolve(settings: ConnectSettings) -> ConnectSettings:
     """Return `settings` with `pooled` set to what is found; call once at start, before any other connection.
 
-    Raises `ConfigurationError` when the only URL leads through a pooler, or when the direct URL does too or leads to
-    another database.
+    Raises `ConfigurationError` when the only URL leads through a pooler, when the direct URL does too or leads to
+    another database, and when a pooler in statement mode is found.
     """
     timeout_s = settings.connect_timeout_s
-    pooled = await is_transaction_pooler(settings.dsn, timeout_s=timeout_s)
+    pooled = await is_transaction_pooler(settings.dsn, variable="OMNARA_DATABASE_URL", timeout_s=timeout_s)
     if settings.direct_dsn is not None:
-        if await is_transaction_pooler(settings.direct_dsn, timeout_s=timeout_s):
+        variable = "OMNARA_DATABASE_DIRECT_URL"
+        if await is_transaction_pooler(settings.direct_dsn, variable=variable, timeout_s=timeout_s):
             raise ConfigurationError(
                 "OMNARA_DATABASE_DIRECT_URL leads through a transaction pooler; it must reach Postgres itself"
             )

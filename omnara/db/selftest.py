@@ -18,6 +18,7 @@ from omnara.db.failures import CONNECT_ERRORS, sqlstate
 from omnara.db.locks import free_keys, lock_key, try_hold_shared
 from omnara.db.pooler import is_transaction_pooler
 from omnara.db.sqlfiles import Queries
+from omnara.errors import ConfigurationError
 
 _SQL: Final = Queries("selftest")
 
@@ -88,7 +89,10 @@ async def check_session(conn: Connection, settings: ConnectSettings) -> list[Che
 async def check_pooler(settings: ConnectSettings) -> CheckResult:
     """Whether the URL for session work reaches Postgres itself."""
     url = settings.url(ConnKind.SESSION)
-    pooled = await is_transaction_pooler(url, timeout_s=settings.connect_timeout_s)
+    try:
+        pooled = await is_transaction_pooler(url, timeout_s=settings.connect_timeout_s)
+    except ConfigurationError as error:  # statement mode
+        return _finding("pooler", False, error.detail, "set OMNARA_DATABASE_DIRECT_URL")
     detail = "leads through a transaction pooler" if pooled else "reaches Postgres itself"
     return _finding("pooler", not pooled, detail, "set OMNARA_DATABASE_DIRECT_URL")
 

@@ -162,6 +162,34 @@ async def test_a_session_pooler_needs_a_direct_url_too(empty_database: str) -> N
         (await connect(settings, ConnKind.API)).terminate()
 
 
+async def test_statement_mode_is_refused_at_once_wherever_it_is(empty_database: str) -> None:
+    """No transaction goes through it. Its refusal looks like a lost connection, which a start would wait out."""
+    async with pgbouncer(empty_database, pool_mode="statement") as bouncer:
+        settings = [
+            ("OMNARA_DATABASE_URL leads", ConnectSettings(dsn=bouncer.dsn)),
+            ("OMNARA_DATABASE_URL leads", ConnectSettings(dsn=bouncer.dsn, direct_dsn=empty_database)),
+            ("OMNARA_DATABASE_DIRECT_URL leads", ConnectSettings(dsn=empty_database, direct_dsn=bouncer.dsn)),
+        ]
+        for text, one in settings:
+            async with asyncio.timeout(10):
+                with pytest.raises(ConfigurationError, match=f"{text} through a pooler in statement mode"):
+                    await resolve(one)
+        found = await check_pooler(ConnectSettings(dsn=bouncer.dsn))
+        assert not found.ok
+        assert "statement mode" in found.detail
+
+
+async def test_a_server_behind_statement_mode_does_not_start(database: str, tmp_path: Path) -> None:
+    async with (
+        pgbouncer(database, pool_mode="statement") as bouncer,
+        Cluster(database, tmp_path, SHRUNK, OMNARA_DATABASE_URL=bouncer.dsn) as cluster,
+    ):
+        server = cluster.make(roles="api,worker,maintenance")
+        server.launch()
+        assert await server.exited(limit_s=30) == 2
+        assert "statement mode" in server.log_tail()
+
+
 async def test_both_urls_must_lead_to_one_database(empty_database: str, postgres: PostgresForTests) -> None:
     async with postgres.empty() as another, pgbouncer(another) as bouncer:
         with pytest.raises(ConfigurationError, match="different databases"):
