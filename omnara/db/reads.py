@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import msgspec
@@ -17,6 +17,9 @@ from omnara.db.connection import Connection
 from omnara.db.sqlfiles import Queries
 
 _SQL = Queries("reads")
+
+_PAGE_BYTES: Final = 1024 * 1024
+"""Stored bytes after which a page of events ends early: a model may say megabytes in each of five hundred of them."""
 
 AgentSort = Literal["created_at", "-created_at", "updated_at", "-updated_at", "name", "-name"]
 
@@ -41,6 +44,13 @@ class EventRow(msgspec.Struct, frozen=True):
     is_opening: bool
     payload: str
     created_at: datetime
+
+
+class EventRows(msgspec.Struct, frozen=True):
+    """A page of events; `more` says whether there are others behind it."""
+
+    rows: list[EventRow]
+    more: bool
 
 
 class TurnBounds(msgspec.Struct, frozen=True):
@@ -126,14 +136,14 @@ class OverviewRow(msgspec.Struct, frozen=True):
     archived_at: datetime | None
 
 
-async def events_after(connection: Connection, agent_id: UUID, sequence: int, limit: int) -> list[EventRow]:
-    """Return events after `sequence`, oldest first."""
-    return [EventRow(*row) for row in await connection.fetch(_SQL["events_after"], agent_id, sequence, limit)]
+async def events_after(connection: Connection, agent_id: UUID, sequence: int, limit: int) -> EventRows:
+    """Return up to `limit` events after `sequence`, oldest first; fewer when they are large."""
+    return _event_rows(await connection.fetch(_SQL["events_after"], agent_id, sequence, limit + 1, _PAGE_BYTES), limit)
 
 
-async def events_before(connection: Connection, agent_id: UUID, sequence: int, limit: int) -> list[EventRow]:
-    """Return events before `sequence`, newest first."""
-    return [EventRow(*row) for row in await connection.fetch(_SQL["events_before"], agent_id, sequence, limit)]
+async def events_before(connection: Connection, agent_id: UUID, sequence: int, limit: int) -> EventRows:
+    """Return up to `limit` events before `sequence`, newest first; fewer when they are large."""
+    return _event_rows(await connection.fetch(_SQL["events_before"], agent_id, sequence, limit + 1, _PAGE_BYTES), limit)
 
 
 async def events_at(connection: Connection, agent_id: UUID, sequences: Sequence[int]) -> list[EventRow]:
@@ -147,9 +157,15 @@ async def turn_bounds(connection: Connection, agent_id: UUID, turn_id: UUID) -> 
     return None if row is None else TurnBounds(*row)
 
 
-async def turn_events(connection: Connection, agent_id: UUID, first: int, until: int, limit: int) -> list[EventRow]:
-    """Return events from `first` on and before `until`, newest first."""
-    return [EventRow(*row) for row in await connection.fetch(_SQL["turn_events"], agent_id, first, until, limit)]
+async def turn_events(connection: Connection, agent_id: UUID, first: int, until: int, limit: int) -> EventRows:
+    """Return up to `limit` events from `first` on and before `until`, newest first; fewer when they are large."""
+    rows = await connection.fetch(_SQL["turn_events"], agent_id, first, until, limit + 1, _PAGE_BYTES)
+    return _event_rows(rows, limit)
+
+
+def _event_rows(rows: Sequence[Any], limit: int) -> EventRows:
+    kept = [EventRow(*tuple(row)[:-1]) for row in rows[:limit]]
+    return EventRows(kept, bool(rows) and rows[0]["found"] > len(kept))
 
 
 async def list_turns(connection: Connection, agent_id: UUID, before: int, limit: int) -> list[TurnRow]:

@@ -142,7 +142,7 @@ async def events_after(deps: Deps, p: Principal, path: AgentPath, sequence: int,
     """Return events after `sequence` (exclusive), oldest first."""
     async with deps.db.acquire() as connection:
         agent = await agent_in_scope(connection, p, path, ProjectAction.READ)
-        page = _page(await db.events_after(connection, agent.id, sequence, limit + 1), limit)
+        page = await db.events_after(connection, agent.id, sequence, limit)
     return EventPage(agent, page.rows, page.more)
 
 
@@ -150,7 +150,7 @@ async def events_before(deps: Deps, p: Principal, path: AgentPath, sequence: int
     """Return the newest events before `sequence` (exclusive; 0 means the end), in chronological order."""
     async with deps.db.acquire() as connection:
         agent = await agent_in_scope(connection, p, path, ProjectAction.READ)
-        page = _page(await db.events_before(connection, agent.id, sequence or NEWEST, limit + 1), limit)
+        page = await db.events_before(connection, agent.id, sequence or NEWEST, limit)
     return EventPage(agent, page.rows[::-1], page.more)
 
 
@@ -164,8 +164,7 @@ async def list_turn_events(
         if bounds is None:
             raise NotFound("turn")
         until = min(bounds.until or NEWEST, before or NEWEST)
-        rows = await db.turn_events(connection, agent.id, bounds.first_sequence, until, limit + 1)
-    page = _page(rows, limit)
+        page = await db.turn_events(connection, agent.id, bounds.first_sequence, until, limit)
     return EventPage(agent, page.rows[::-1], page.more)
 
 

@@ -1,12 +1,21 @@
 -- name: events_after
--- A page of the log after sequence $2, oldest first. Index: events_pkey.
-select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at
-from events where agent_id = $1 and sequence > $2 order by sequence limit $3;
+-- A page of the log after sequence $2, oldest first: up to $3 events, fewer when together they pass $4 stored bytes.
+-- `found` says how many there were, up to $3. Index: events_pkey.
+select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, found
+from (
+  select p.*, sum(p.size) over (order by sequence) - p.size as bytes_before, count(*) over () as found
+  from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, pg_column_size(payload) as size
+          from events where agent_id = $1 and sequence > $2 order by sequence limit $3) p
+) q where bytes_before < $4 order by sequence;
 
 -- name: events_before
--- A page of the log before sequence $2, newest first. Index: events_pkey.
-select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at
-from events where agent_id = $1 and sequence < $2 order by sequence desc limit $3;
+-- A page of the log before sequence $2, newest first, with the same bounds. Index: events_pkey.
+select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, found
+from (
+  select p.*, sum(p.size) over (order by sequence desc) - p.size as bytes_before, count(*) over () as found
+  from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, pg_column_size(payload) as size
+          from events where agent_id = $1 and sequence < $2 order by sequence desc limit $3) p
+) q where bytes_before < $4 order by sequence desc;
 
 -- name: turn_bounds
 -- Where a turn starts and (exclusive) ends; the end of the last turn is null. Index: turns_agent_id_id_key, turns_pkey.
@@ -16,9 +25,14 @@ select t.turn_sequence, t.first_sequence,
 from turns t where t.agent_id = $1 and t.id = $2;
 
 -- name: turn_events
--- A page of one turn's events before sequence $3 and from $2 on, newest first. Index: events_pkey.
-select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at
-from events where agent_id = $1 and sequence >= $2 and sequence < $3 order by sequence desc limit $4;
+-- A page of one turn's events before sequence $3 and from $2 on, newest first; up to $4, or $5 stored bytes.
+-- Index: events_pkey.
+select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, found
+from (
+  select p.*, sum(p.size) over (order by sequence desc) - p.size as bytes_before, count(*) over () as found
+  from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, pg_column_size(payload) as size
+          from events where agent_id = $1 and sequence >= $2 and sequence < $3 order by sequence desc limit $4) p
+) q where bytes_before < $5 order by sequence desc;
 
 -- name: list_turns
 -- Turns before turn $2, newest first, with the sequences of their noteworthy events. A turn's openings stand together at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import msgspec
@@ -57,6 +58,27 @@ async def test_events_forwards_and_backwards(engine: Engine) -> None:
         assert back == seen
         empty = await reads.events_after(engine.deps, engine.p, path, 9, limit)
         assert (empty.rows, empty.more) == ([], False)
+
+
+async def test_a_page_of_large_events_ends_early(engine: Engine) -> None:
+    """Five hundred outputs may have megabytes each, and a page of them is held in memory."""
+    path = await engine.agent("go")
+    await engine.turn(path)
+    for _ in range(5):
+        await create_input(engine.deps, engine.p, path, [TextBlock(secrets.token_hex(200_000))], mode="steering")
+    await engine.turn(path)
+    every = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    first = await reads.events_after(engine.deps, engine.p, path, 0, 50)
+    assert (first.more, 4 <= len(first.rows) < 9) == (True, True)
+    rest = await reads.events_after(engine.deps, engine.p, path, first.rows[-1].sequence, 50)
+    assert ([row.sequence for row in [*first.rows, *rest.rows]], rest.more) == (every, False)
+    last = await reads.events_before(engine.deps, engine.p, path, 0, 50)
+    assert (last.more, last.rows[-1].sequence, 1 < len(last.rows) < 9) == (True, 9, True)
+    others = await reads.events_before(engine.deps, engine.p, path, last.rows[0].sequence, 50)
+    assert ([row.sequence for row in [*others.rows, *last.rows]], others.more) == (every, False)
+    [turn, *_] = (await reads.list_turns(engine.deps, engine.p, path, 0, 10)).rows
+    some = await reads.list_turn_events(engine.deps, engine.p, path, turn.row.id, 0, 50)
+    assert (some.more, some.rows[-1].sequence, len(some.rows) < 6) == (True, 9, True)
 
 
 async def test_turns_with_their_noteworthy_events(engine: Engine) -> None:
