@@ -24,12 +24,21 @@ from omnara.errors import ConfigurationError
 from omnara.log import get_logger
 from omnara.settings import Settings
 
-__all__ = ["bring_up_to_date", "check_room", "direct_connection", "open_database", "visit_database"]
+__all__ = [
+    "WAIT_FOR_DATABASE_S",
+    "bring_up_to_date",
+    "check_room",
+    "direct_connection",
+    "open_database",
+    "visit_database",
+]
 
 log = get_logger(__name__)
 
 WAIT_FOR_DATABASE_S: Final = 60.0
 """How long a start waits for a database that is not there yet; then it gives up, and whoever started it tries again."""
+COMMAND_WAITS_S: Final = 3.0
+"""The same for a command, which somebody sits in front of."""
 
 
 @contextlib.asynccontextmanager
@@ -40,7 +49,7 @@ async def open_database(settings: Settings) -> AsyncIterator[ConnectSettings]:
     DatabaseUnavailable when nothing answers for a minute.
     """
     if settings.database_url is not None:
-        yield await _external(settings)
+        yield await _external(settings, WAIT_FOR_DATABASE_S)
         return
     log.warning(
         "OMNARA_DATABASE_URL is not set: using an embedded Postgres; back up its directory, or set the variable",
@@ -52,13 +61,14 @@ async def open_database(settings: Settings) -> AsyncIterator[ConnectSettings]:
 
 
 @contextlib.asynccontextmanager
-async def visit_database(settings: Settings) -> AsyncIterator[ConnectSettings]:
+async def visit_database(settings: Settings, patience_s: float = COMMAND_WAITS_S) -> AsyncIterator[ConnectSettings]:
     """Use the database for one command, beside whatever server runs on it.
 
-    Raises as `open_database`; an embedded directory that does not exist yet is a ConfigurationError, not created.
+    Raises as `open_database`, but after `patience_s`; an embedded directory that does not exist yet is a
+    ConfigurationError, not created.
     """
     if settings.database_url is not None:
-        yield await _external(settings)
+        yield await _external(settings, patience_s)
         return
     running = await EmbeddedPostgres.running_dsn(settings.data_dir)
     if running is not None:
@@ -77,10 +87,10 @@ def _has_cluster(data_dir: Path) -> bool:
     return (data_dir / "postgres-password").exists()
 
 
-async def _external(settings: Settings) -> ConnectSettings:
+async def _external(settings: Settings, patience_s: float) -> ConnectSettings:
     assert settings.database_url is not None
     plain = ConnectSettings(dsn=settings.database_url, direct_dsn=settings.database_direct_url)
-    deadline = Deadline(WAIT_FOR_DATABASE_S)
+    deadline = Deadline(patience_s)
     backoff = Backoff(0.1, 2.0)
     while True:
         try:

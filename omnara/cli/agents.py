@@ -25,11 +25,11 @@ def command() -> None:
     """Launch, list and steer agents on a running server.
 
     Talks to the server at OMNARA_URL (default http://127.0.0.1:8080) with the key in OMNARA_API_KEY. On the machine of
-    `omnara serve` the first key is in `<data dir>/initial-api-key`.
+    `omnara serve` the first key is in `<data dir>/initial-api-key`. AGENT is an id, as `launch` and `list` print it.
 
     \b
     Examples:
-      omnara agents launch --model mock/steps -m "Count the ships" --follow
+      omnara agents launch --model anthropic/claude-sonnet-4-6 -m "Count the ships" --follow
       omnara agents list --status crashed
       omnara agents steps agt_…
       omnara agents resume agt_… --force

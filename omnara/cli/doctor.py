@@ -56,7 +56,7 @@ async def _examine() -> list[Finding]:
     from omnara.db.checks import run_checks
     from omnara.db.migrate import check_schema
     from omnara.db.selftest import run_selftest
-    from omnara.errors import OmnaraError
+    from omnara.errors import OmnaraError, Unavailable
     from omnara.log import configure
     from omnara.settings import load, unknown_variables
 
@@ -77,6 +77,9 @@ async def _examine() -> list[Finding]:
                     return findings
                 findings += [_data(check) for check in await run_checks(connection)]
             findings.append(await _keys(settings, database))
+    except Unavailable as error:
+        fix = "start Postgres, or mend host, port, name and password in OMNARA_DATABASE_URL"
+        findings.append(Finding("database", False, error.detail or str(error), fix))
     except OmnaraError as error:
         findings.append(Finding("database", False, error.detail or str(error), "see the text"))
     return findings

@@ -43,14 +43,14 @@ def command(check: bool, without_contract: bool, as_json: bool) -> None:
 
 
 async def _work(check: bool, without_contract: bool) -> tuple[list[int], MigrationReport | None]:
-    from omnara.app.database import direct_connection, visit_database
+    from omnara.app.database import WAIT_FOR_DATABASE_S, direct_connection, visit_database
     from omnara.db.migrate import Progress, check_schema, migrate
     from omnara.settings import load
 
     def tell(progress: Progress) -> None:
         click.echo(f"{progress.what} {progress.version:04d} {progress.name}".rstrip(), err=True)
 
-    async with visit_database(load()) as database:
+    async with visit_database(load(), WAIT_FOR_DATABASE_S) as database:
         if check:
             async with direct_connection(database) as connection:
                 return list(await check_schema(connection)), None

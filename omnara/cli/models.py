@@ -35,13 +35,14 @@ def command() -> None:
     """Add, list and probe models. ANTHROPIC_API_KEY and OPENAI_API_KEY at a server's start add the well-known ones.
 
     Works on the database directly (OMNARA_DATABASE_URL, else the embedded one), beside a running server, which sees a
-    new model within a second.
+    new model within a second. A host in a private network needs OMNARA_ALLOWED_PRIVATE_HOSTS, here and at the server.
 
     \b
     Examples:
       omnara models list
       omnara models probe anthropic
-      omnara models add local/llama --format openai-chat --base-url http://10.0.0.5:8000/v1 --context 128000
+      OMNARA_ALLOWED_PRIVATE_HOSTS=10.0.0.5:8000 omnara models add local/llama \
+        --format openai-chat --base-url http://10.0.0.5:8000/v1 --context 128000      # no key needed there
       omnara models add acme/thinker --format openai-responses --reasoning --base-url https://api.acme.example/v1
       echo "$KEY" | omnara models add acme/large --format openai-chat --base-url https://api.acme.example/v1 --key-stdin
     """
@@ -170,7 +171,9 @@ def _show_catalogue(
 @click.option("--output", default=8_192, show_default=True, help="Longest answer in tokens.")
 @click.option("--no-tools", is_flag=True, help="The model cannot call tools.")
 @click.option("--reasoning", is_flag=True, help="The model takes a reasoning effort.")
-@click.option("--key-stdin", is_flag=True, help="Read the API key from standard input. Default: keep, or none.")
+@click.option(
+    "--key-stdin", is_flag=True, help="Read the API key from standard input. Default: the stored one, else none."
+)
 def add(
     model: str,
     wire: str,
@@ -182,7 +185,12 @@ def add(
     reasoning: bool,
     key_stdin: bool,
 ) -> None:
-    """Add a model, or change one, and let every project use it. Agents then name it as PROVIDER/NAME."""
+    """Add a model, or change one, and let every project use it. Agents then name it as PROVIDER/NAME.
+
+    \b
+    Example:
+      echo "$KEY" | omnara models add acme/large --format openai-chat --base-url https://api.acme.example/v1 --key-stdin
+    """
     from omnara.db.catalog import ModelFacts
     from omnara.engine.bootstrap import default_org
     from omnara.engine.model_admin import add_model

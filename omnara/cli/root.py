@@ -74,7 +74,7 @@ def root() -> None:
     Start here:
       omnara demo                 see it work, offline
       omnara serve                run a server (embedded Postgres, http://127.0.0.1:8080)
-      omnara agents launch --model mock/steps -m "Hello"
+      omnara chat --model anthropic/claude-sonnet-4-6       talk to an agent on it
     """
 
 

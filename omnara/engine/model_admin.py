@@ -6,6 +6,7 @@ Source: DESIGN §5; api.md §14 (defaults of sizes).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -21,6 +22,9 @@ from omnara.ids import new_uuid
 from omnara.providers.probe import ProbeTarget
 from omnara.providers.protocol import ApiKey
 from omnara.vault import KeyRing, Secret, SecretUnreadable, seal, secret_aad
+
+KEYLESS: Final = Secret("none")
+"""Sent to endpoints that ask for no key."""
 
 
 class ProviderSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,14 +98,18 @@ async def add_model(
 ) -> None:
     """Add a model, and its provider if it is new, and grant it to every project. Own transaction.
 
-    An existing provider keeps its key when none is given. Raises Conflict when the environment keeps that provider,
-    and InvalidRequest for sizes that cannot be.
+    An existing provider keeps its key when none is given. One that has none, since its endpoint asks for none, gets a
+    word in its place: every request carries a credential. Raises Conflict when the environment keeps that provider, and
+    InvalidRequest for sizes that cannot be.
     """
     if facts.max_output_tokens >= facts.context_window_tokens:
         raise InvalidRequest("max_output_tokens must be smaller than context_window_tokens")
 
     async def work(connection: Connection) -> None:
-        provider_id = await put_provider(connection, ring, org_id, provider, key)
+        found = await catalog.find_provider(connection, org_id, provider.name)
+        keyless = found is None or found.secret_id is None
+        given = KEYLESS if key is None and keyless else key
+        provider_id = await put_provider(connection, ring, org_id, provider, given)
         if provider_id is None:
             raise Conflict(f"the provider {provider.name} belongs to somebody else")
         await add_models(connection, org_id, provider_id, [(name, facts)], keep=False)

@@ -138,6 +138,8 @@ async def test_settings_show_values_and_no_secrets() -> None:
         (["keys", "list"], {"OMNARA_DATA_DIR": "/nonexistent/omnara"}, 2, "omnara serve"),
         (["mock-model", "--script", "nonsense"], {}, 2, "--script"),
         (["serve"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 2, "OMNARA_SECRET_ENCRYPTION_KEYS"),
+        (["keys", "list"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 3, "is the database up?"),
+        (["doctor"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 1, "start Postgres, or mend host"),
         (["agents", "list", "--status", "bogus"], {}, 2, "'idle', 'pausing', 'paused', 'crashed'"),
         (["serve"], {"ANTHROPIC_API_KEY": "sk-ant\nx"}, 2, "ANTHROPIC_API_KEY must be printable ASCII"),
         (["serve"], {"OMNARA_ALLOWED_PRIVATE_HOSTS": "*"}, 2, "OMNARA_ALLOWED_PRIVATE_HOSTS: '*' is a wildcard"),
@@ -150,7 +152,7 @@ async def test_a_failure_is_a_sentence_and_a_code(
 ) -> None:
     free = {"OMNARA_OPS_LISTEN": "127.0.0.1:0", **environment}
     done = await omnara(*arguments, environment=free)
-    assert (done.code, says in done.err, "Traceback" in done.err) == (code, True, False), done.err
+    assert (done.code, says in done.out + done.err, "Traceback" in done.err) == (code, True, False), done.err
 
 
 async def test_no_server_is_exit_code_3() -> None:
@@ -258,6 +260,12 @@ async def test_models_are_added_with_a_key_from_standard_input(caller: dict[str,
     assert "local/tiny" in [f"{row['provider_config']}/{row['name']}" for row in listed.json()]
     assert "canary" not in listed.out + added.out + added.err
     answered = await omnara("agents", "launch", "--model", "local/tiny", "-m", "Hi", "--follow", environment=caller)
+    assert "Hello from the model." in answered.out
+    keyless = await omnara(
+        "models", "add", "bare/tiny", "--format", "openai-chat", "--base-url", f"{model.url}/v1", environment=caller
+    )
+    assert keyless.code == 0, keyless.err
+    answered = await omnara("agents", "launch", "--model", "bare/tiny", "-m", "Hi", "--follow", environment=caller)
     assert "Hello from the model." in answered.out
     private = await omnara(
         "models", "add", "x/y", "--format", "anthropic", "--base-url", "http://10.1.2.3/v1", environment=caller

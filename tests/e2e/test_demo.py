@@ -158,9 +158,11 @@ def test_what_a_model_could_not_see_whole_is_left_out(tmp_path: Path) -> None:
         (tmp_path / f"{number}").write_bytes(b"\x01" * MAX_FILE_BYTES)
     (tmp_path / "0").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
     (tmp_path / "99-small").write_bytes(b"y")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "a").write_bytes(b"z")
     folder = Folder(tmp_path)
     assert folder.paths == ["1", "2", "3", "4", "5", "6", "99-small"]
-    assert folder.left_out == 4
+    assert folder.left_out == 5
     longest = max(len(folder.answer("get_file", {"path": path})[0]) for path in folder.paths)
     assert MAX_FILE_BYTES < longest < MAX_RESULT_BYTES
 

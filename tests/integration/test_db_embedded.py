@@ -22,7 +22,7 @@ import pytest
 
 from omnara.db.embedded import EmbeddedPostgres, binaries, datadir
 from omnara.db.embedded.binaries import Account, can_reach, drop_account
-from omnara.db.embedded.datadir import DataDir
+from omnara.db.embedded.datadir import DataDir, DirectoryLock
 from omnara.db.sqlfiles import sql_root
 from omnara.errors import ConfigurationError
 from tests.support.waiting import until
@@ -121,6 +121,12 @@ def start_child(root: Path) -> tuple[subprocess.Popen[str], int]:
     )
     assert child.stdout is not None
     return child, int(child.stdout.readline())
+
+
+def test_a_data_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "omnara.lock").mkdir()  # root may write anywhere, but not into a directory as if it were a file
+    with pytest.raises(ConfigurationError, match="cannot be written: Is a directory; set OMNARA_DATA_DIR"):
+        DirectoryLock(tmp_path).take()
 
 
 async def test_a_killed_process_leaves_its_server_to_the_next(root: Path) -> None:

@@ -15,7 +15,7 @@ from omnara.cli.output import json_option, print_json, run
 @click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder to audit, 400 files and 250 kB of it at most. Default: the documents shipped with omnara.",
+    help="Folder to audit, 200 files and 250 kB of it at most. Default: the documents shipped with omnara.",
 )
 @click.option("--seed", type=click.IntRange(0), help="Draws where the server is killed. Default: a new one, printed.")
 @click.option("--model", metavar="PROVIDER/SLUG", help="Use a real provider (its key from the environment), for money.")

@@ -19,7 +19,7 @@ from omnara.errors import ConfigurationError
 
 __all__ = ["TOOLS", "Folder", "shipped_documents"]
 
-MAX_FILES: Final = 400
+MAX_FILES: Final = 200
 MAX_FILE_BYTES: Final = 36_000
 MAX_TOTAL_BYTES: Final = 250_000
 """The model has to see every byte, or it cannot hash them: a result over 50 KiB would be shown in part, and a
@@ -69,15 +69,17 @@ class Folder:
         self.left_out = len(found) - len(self.paths)
         if not self.paths:
             raise ConfigurationError(
-                f"{root} holds no readable file of at most {MAX_FILE_BYTES} bytes; give --folder another one"
+                f"{root} holds no readable file of at most {MAX_FILE_BYTES} bytes (hidden ones do not count); "
+                "give --folder another one"
             )
 
     def _fitting(self, paths: list[str]) -> Iterator[str]:
-        """Yield the readable files that are small enough, as many as fit into the model's window together."""
+        """Yield readable files that are small enough and not hidden, as many as fit into the model's window."""
         number = total = 0
         for path in paths:
             size = (self._root / path).stat().st_size
-            fits = size <= MAX_FILE_BYTES and total + size <= MAX_TOTAL_BYTES and number < MAX_FILES
+            hidden = any(part.startswith(".") for part in path.split("/"))
+            fits = not hidden and size <= MAX_FILE_BYTES and total + size <= MAX_TOTAL_BYTES and number < MAX_FILES
             if fits and path.isprintable() and os.access(self._root / path, os.R_OK):
                 number, total = number + 1, total + size
                 yield path

@@ -60,9 +60,7 @@ async def tell(options: Options, settings: Settings, show: Show) -> Verdict:
     folder = Folder(options.folder, with_digest=options.model is not None)
     plan = draw(options.seed, len(folder.paths))
     if folder.left_out:
-        show.say(
-            f"left out {folder.left_out} files: unreadable, over {MAX_FILE_BYTES} bytes, or too many for one audit"
-        )
+        show.say(f"left out {folder.left_out} files: hidden, unreadable, over {MAX_FILE_BYTES} bytes, or too many")
     show.say(f"seed {plan.seed}: the server will be killed {plan.description}", "bold")
     async with contextlib.AsyncExitStack() as stack:
         data_dir = await stack.enter_async_context(_data_dir(settings.postgres_bin, keep=options.keep))

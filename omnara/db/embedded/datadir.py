@@ -39,8 +39,13 @@ class DirectoryLock:
         self._file: int | None = None
 
     def take(self) -> None:
-        """Take the lock or raise `ConfigurationError` at once, naming the process that has it."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Take the lock or raise `ConfigurationError` at once, naming who has it or what the disk refuses."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"the data directory {self._path.parent} cannot be written: {exc.strerror}; set OMNARA_DATA_DIR"
+            ) from exc
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
@@ -79,7 +84,9 @@ class DataDir:
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as exc:
-            raise ConfigurationError(f"the data directory {root} cannot be made: {exc.strerror}") from exc
+            raise ConfigurationError(
+                f"the data directory {root} cannot be made: {exc.strerror}; set OMNARA_DATA_DIR"
+            ) from exc
         root = root.resolve()
         _close_to_others(root)
         if account is None:
