@@ -92,6 +92,7 @@ async def own_postgres(own_directory: Path, pg_bin: Path | None) -> AsyncIterato
 async def cluster(shared: Cluster, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     """The shared cluster; what a test leaves running is ended without mercy, and every invariant is checked."""
     shared.model.reset()
+    shared.page.reset()
     shared.agents.clear()
     try:
         yield shared

@@ -43,6 +43,13 @@ class CountingPage:
         """Answer those who wait, and all later ones at once."""
         self._held[name].set()
 
+    def reset(self) -> None:
+        """Forget all visits, and answer those who still wait: the next test may use the same names."""
+        for event in self._held.values():
+            event.set()
+        self._held.clear()
+        self.hits.clear()
+
     async def visited(self, name: str, *, within_s: float = 30.0) -> None:
         """Wait for the first visit."""
         await until(lambda: self.hits[name] > 0, f"{name} is fetched", limit_s=within_s)
@@ -50,8 +57,8 @@ class CountingPage:
     async def _answer(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         self.hits[name] += 1
-        if name in self._held:
-            await self._held[name].wait()
+        if (held := self._held.get(name)) is not None:
+            await held.wait()
         if name.endswith(".html"):
             text = f"<html><body><main><p>{('The page called ' + name + ' says so. ') * 20}</p></main></body></html>"
             return web.Response(text=text, content_type="text/html")
