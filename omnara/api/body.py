@@ -69,7 +69,9 @@ async def read(request: web.Request, limit: int, held: Held, *, timeout_s: float
 
 
 def check_media_type(request: web.Request) -> None:
-    """Refuse a body that is not called JSON. Raises UnsupportedMediaType."""
+    """Refuse a body that is not called JSON, or is packed: nothing is unpacked here. Raises UnsupportedMediaType."""
+    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMediaType("send the body without a Content-Encoding")
     if request.content_type != "application/json":
         raise UnsupportedMediaType("send application/json")
     charset = request.charset

@@ -214,6 +214,9 @@ class ApiRunner(web.AppRunner):
             shutdown_timeout=shutdown_timeout_s,
             max_line_size=HEADER_LIMIT,
             max_field_size=HEADER_LIMIT,
+            # A megabyte may unpack to a gigabyte, on the event loop, and strangers can send it: the library unpacks
+            # even what it only reads to throw it away.
+            auto_decompress=False,
         )
         self._limits = limits or ConnectionLimits()
         app.on_response_prepare.append(_sign)

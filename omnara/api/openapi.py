@@ -33,7 +33,7 @@ _ERROR_TEXTS: Final = {
     404: "There is no such thing, or the caller may not see it.",
     409: "The request clashes with the present state.",
     413: "The body, or a part of it, is too large.",
-    415: "The body is not called application/json.",
+    415: "The body is not called application/json, or has a Content-Encoding.",
     416: "The part that was asked for lies behind the end.",
     422: "The request is well-formed, and this release cannot do it.",
     500: "The server failed.",
