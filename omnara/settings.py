@@ -23,6 +23,7 @@ _HEADER_KEYS: Final = frozenset({"anthropic_api_key", "openai_api_key", "api_key
 _ORIGIN: Final = re.compile(
     r"(?!http://[^/]*:80$)(?!https://[^/]*:443$)[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 )
+_HOST_PORT: Final = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(:[0-9]{0,5})?")
 _IGNORED_PREFIX: Final = "OMNARA_TEST_"
 """Variables of the test suite, which a server started by a test inherits."""
 
@@ -45,12 +46,25 @@ def load(environ: Mapping[str, str] | None = None, *, overrides: Mapping[str, st
         except ValueError as error:
             problems.append(f"{spec.env} {error}")
     settings = Settings(**values)
+    problems.extend(_unreadable_urls(settings))
     problems.extend(_unsendable(settings))
     problems.extend(_contradictions(settings))
     problems.extend(_origins(settings.cors_origins))
     if problems:
         raise ConfigurationError("; ".join(problems))
     return settings
+
+
+def _unreadable_urls(settings: Settings) -> Iterator[str]:
+    """Database URLs whose host cannot be told from the rest. The driver's words about them quote the password."""
+    urls = {
+        "OMNARA_DATABASE_URL": settings.database_url,
+        "OMNARA_DATABASE_DIRECT_URL": settings.database_direct_url,
+    }
+    for variable, url in urls.items():
+        hosts = "" if url is None else re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
+        if not all(_HOST_PORT.fullmatch(host) for host in hosts.split(",")):
+            yield f"{variable} has no readable host and port; write / ? # @ : in its password as %2F %3F %23 %40 %3A"
 
 
 def _unsendable(settings: Settings) -> Iterator[str]:

@@ -75,6 +75,31 @@ def test_a_key_that_no_header_carries_is_refused(variable: str, broken: str) -> 
     assert settings.load({variable: "  sk-ant-api03_AZaz09.+/=~ \n"})
 
 
+@pytest.mark.parametrize("variable", ["OMNARA_DATABASE_URL", "OMNARA_DATABASE_DIRECT_URL"])
+@pytest.mark.parametrize("end", ["#x@h:1/db", "/x@h:1/db", "?x@h:1/db", "@h:port/db", "@[::bad/x", "@h:1,h2:x/db"])
+def test_a_database_url_that_cannot_be_read_is_refused_without_its_password(variable: str, end: str) -> None:
+    """Source: field-reports B16: the driver's own error quotes what it takes for the port."""
+    fine = {"OMNARA_DATABASE_URL": "postgresql://h/db"}
+    with pytest.raises(ConfigurationError, match=f"{variable} has no readable host") as caught:
+        settings.load(fine | {variable: f"postgresql://u:canary-7f3a{end}"})
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:a%23b@h:5432/db?sslmode=require",
+        "postgresql://u@[::1]:5432/db",
+        "postgresql://u:a:b@h1:1,h2:2/db?target_session_attrs=any",
+        "postgresql://u@/db?host=/run/postgresql",
+        "postgresql://u@%2Frun%2Fpostgresql/db",
+        "postgresql:///db",
+    ],
+)
+def test_database_urls_of_all_forms_are_taken(url: str) -> None:
+    assert settings.load({"OMNARA_DATABASE_URL": url}).database_url == url
+
+
 def test_a_wrong_value_is_not_repeated() -> None:
     secret = "k1:canary-7f3a"
     with pytest.raises(ConfigurationError) as caught:
