@@ -41,7 +41,7 @@ def command() -> None:
     Examples:
       omnara models list
       omnara models probe anthropic
-      OMNARA_ALLOWED_PRIVATE_HOSTS=10.0.0.5:8000 omnara models add local/llama \
+      OMNARA_ALLOWED_PRIVATE_HOSTS=10.0.0.5:8000 omnara models add local/llama \\
         --format openai-chat --base-url http://10.0.0.5:8000/v1 --context 128000      # no key needed there
       omnara models add acme/thinker --format openai-responses --reasoning --base-url https://api.acme.example/v1
       echo "$KEY" | omnara models add acme/large --format openai-chat --base-url https://api.acme.example/v1 --key-stdin
