@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -12,6 +13,9 @@ from omnara.db.connection import Connection
 from omnara.db.sqlfiles import Queries
 
 _SQL = Queries("calls")
+
+_PAGE_BYTES: Final = 1024 * 1024
+"""Stored bytes of inputs after which a page of calls ends early: one input may have megabytes."""
 
 
 class CallRow(msgspec.Struct, frozen=True):
@@ -88,8 +92,14 @@ async def list_calls(
     call_type: str | None,
     after: tuple[datetime, UUID] | None,
     limit: int,
-) -> list[CallRow]:
-    """Return calls, oldest first, after a (created_at, id) key."""
+) -> tuple[list[CallRow], bool]:
+    """Return up to `limit` calls, oldest first, after a (created_at, id) key, and whether there are more.
+
+    Fewer when their inputs are large.
+    """
     time, last_id = after or (None, None)
-    rows = await connection.fetch(_SQL["list_calls"], agent_id, state, call_type, time, last_id, limit)
-    return [CallRow(*row) for row in rows]
+    found = await connection.fetch(
+        _SQL["list_calls"], agent_id, state, call_type, time, last_id, limit + 1, _PAGE_BYTES
+    )
+    rows = [CallRow(*tuple(row)[:-1]) for row in found[:limit]]
+    return rows, bool(found) and found[0]["found"] > len(rows)

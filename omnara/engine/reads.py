@@ -208,10 +208,10 @@ async def list_tool_calls(
     """Return tool calls, oldest first."""
     async with deps.db.acquire() as connection:
         agent = await locate(connection, p, path, ProjectAction.READ)
-        rows = await calls.list_calls(
-            connection, agent.id, state=state, call_type=call_type, after=after, limit=limit + 1
+        rows, more = await calls.list_calls(
+            connection, agent.id, state=state, call_type=call_type, after=after, limit=limit
         )
-    return _page(rows, limit)
+    return Page(rows, more)
 
 
 async def list_interactions(

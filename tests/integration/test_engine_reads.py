@@ -111,6 +111,17 @@ async def test_turns_with_their_noteworthy_events(engine: Engine) -> None:
         await reads.list_turn_events(engine.deps, engine.p, path, new_uuid(), 0, 10)
 
 
+async def test_a_page_of_calls_with_large_inputs_ends_early(engine: Engine) -> None:
+    path = await engine.agent("go")
+    large = [msgspec.structs.replace(LOOK, input={"text": secrets.token_hex(200_000)}) for _ in range(6)]
+    await engine.turn(path, large)
+    first = await reads.list_tool_calls(engine.deps, engine.p, path, limit=50)
+    assert (first.more, 1 < len(first.rows) < 6) == (True, True)
+    last = first.rows[-1]
+    rest = await reads.list_tool_calls(engine.deps, engine.p, path, after=(last.created_at, last.id), limit=50)
+    assert ([row.ordinal for row in [*first.rows, *rest.rows]], rest.more) == ([0, 1, 2, 3, 4, 5], False)
+
+
 async def test_calls_and_forms_in_pages(engine: Engine) -> None:
     path = await story(engine)
     page = await reads.list_tool_calls(engine.deps, engine.p, path, limit=2)
