@@ -8,11 +8,16 @@ Source: field-reports B13.
 from __future__ import annotations
 
 import json
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+
+_MAX_ODD_BYTES: Final = 4 * 1024 * 1024
+"""Largest event that is read leniently: of a larger one the slow path would make gigabytes, with everybody waiting."""
+
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class BadEvent(Exception):
@@ -41,6 +46,10 @@ class EventDecoder(Generic[T]):
         return decoded
 
     def _slow(self, data: bytes) -> T | None:
+        if self._tags is not None and self._is_unknown(data):
+            return None
+        if len(data) > _MAX_ODD_BYTES:
+            raise BadEvent("a large event of the stream does not fit its kind")
         try:
             value = json.loads(data.decode("utf-8", "replace"))
         except (ValueError, RecursionError) as error:
@@ -52,6 +61,13 @@ class EventDecoder(Generic[T]):
         except (msgspec.MsgspecError, RecursionError) as error:
             raise BadEvent(f"an event of the stream does not fit its kind: {error}") from error
         return converted
+
+    def _is_unknown(self, data: bytes) -> bool:
+        """Whether the event is sound and of a kind that is not known: all but its tag is skipped."""
+        try:
+            return not self._knows({self._tag_field: msgspec.json.decode(_members(data)[self._tag_field])})
+        except (KeyError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return False
 
     def _knows(self, value: Any) -> bool:
         tag = value.get(self._tag_field) if isinstance(value, dict) else None

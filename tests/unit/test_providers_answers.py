@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -29,7 +30,9 @@ from omnara.providers import (
     say,
 )
 from omnara.providers.arguments import MAX_CHARS, read_arguments
+from omnara.providers.json_events import BadEvent
 from omnara.providers.names import sent_name
+from omnara.providers.openai_responses_wire import decoder as responses_events
 from omnara.providers.output import MAX_ARGUMENTS, MAX_BLOCKS, MAX_CALLS
 from omnara.providers.replay import Replay, pack, unpack
 from omnara.providers.usage import MAX_COUNT, token_count, total_count
@@ -512,6 +515,25 @@ async def test_blocks_of_unknown_kinds_are_bounded_too(
             events.append({"type": "response.output_item.added", "output_index": number, "item": {"type": "new"}})
     outcome = await answer(gateway, endpoint, *events, api_format=api_format)
     assert (outcome.kind, "more than 10000 blocks" in outcome.message) == ("transient", True)
+
+
+@pytest.mark.parametrize("kind", ["new", "response.in_progress"])
+def test_a_large_event_that_is_odd_is_not_read_leniently(kind: str) -> None:
+    """Ten million empty lists took 800 MB and four seconds, in each event."""
+    odd = "" if kind == "new" else "\\ud800"
+    event = f'{{"x":[{"[]," * 2_000_000}1],"y":"{odd}","type":"{kind}"}}'.encode()
+    tracemalloc.start()
+    try:
+        if kind == "new":
+            assert responses_events.decode(event) is None
+        else:
+            with pytest.raises(BadEvent, match="large"):
+                responses_events.decode(event)
+        assert tracemalloc.get_traced_memory()[1] < 16_000_000
+    finally:
+        tracemalloc.stop()
+    small = event.replace(b"[],", b"")
+    assert (responses_events.decode(small) is None) == (kind == "new")
 
 
 async def test_a_cut_answer_tells_no_more_calls_than_a_whole_one_may_have(
