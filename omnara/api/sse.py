@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import Final, assert_never
 from uuid import UUID
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from omnara.api import frames
 from omnara.api.connection import Connection
@@ -24,7 +25,7 @@ from omnara.clock import monotonic
 from omnara.db.reads import EventRow
 from omnara.db.streams import Reading
 from omnara.domain.events import ModelOutputPayload
-from omnara.engine.feed_items import Batch, CallState, Delta, Durable
+from omnara.engine.feed_items import Batch, CallState, Delta, Durable, Item, Subscription
 from omnara.errors import InvalidRequest, NotFound, Unavailable
 
 STALL_S: Final = 20.0
@@ -87,6 +88,7 @@ class StreamWriter:
         self._previews = Previews()
         self._last_words = b""
         self._transport = request.transport
+        self._failure: Exception | None = None
 
     async def run(self, first: SharedPage) -> None:
         """Replay from `first` on, then live, until the stream ends or the client is gone.
@@ -96,26 +98,60 @@ class StreamWriter:
         await self._write(frames.OPENED)
         over = await self._catch_up(first)
         subscription = self._stream.subscription
+        if self._response.headers.get(hdrs.TRANSFER_ENCODING) == "chunked":
+            subscription.attach(partial(self._hub.flusher.add, self._flush))
+        try:
+            await self._live(subscription, over)
+        finally:
+            subscription.attach(None)
+        await self._finish()
+
+    async def _live(self, subscription: Subscription, over: bool) -> None:
         while not over:
             await subscription.wait()
+            if self._failure is not None:
+                raise self._failure
             batch = subscription.take()
             if batch.closed:
                 break
             over = await self._forward(batch)
-        await self._finish()
+
+    def _flush(self, now: float) -> None:
+        """Write what has arrived in place of the task, if that waits and the client has taken everything so far.
+
+        What cannot be done at once is the task's: it is woken instead.
+        """
+        subscription, transport = self._stream.subscription, self._transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size() or not subscription.idle:
+            subscription.tick()
+            return
+        try:
+            data = self._frames(subscription.take_items())
+        except Exception as error:  # noqa: BLE001 - raised by the task: the other streams of this turn have no part in it
+            self._failure = error
+            subscription.tick()
+            return
+        if data:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._stream.written_at = now
+
+    def _frames(self, items: list[Item]) -> bytes:
+        if len(items) == 1:
+            return self._frame(items[0])
+        return b"".join([self._frame(item) for item in items])
 
     async def _forward(self, batch: Batch) -> bool:
         """Send a batch; return True when the agent's log is at its end for good."""
         if batch.behind and await self._look():
             return True
-        parts = [frame for item in batch.items if (frame := self._frame(item))]
-        if parts:
-            await self._write(b"".join(parts))
+        data = self._frames(batch.items)
+        if data:
+            await self._write(data)
         elif monotonic() - self._stream.written_at >= self._hub.heartbeat_s * 0.7:
             await self._write(frames.HEARTBEAT)
         return False
 
-    def _frame(self, item: Durable | Delta | CallState) -> bytes:
+    def _frame(self, item: Item) -> bytes:
         match item:
             case Delta():
                 return self._previews.frame(item)

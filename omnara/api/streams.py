@@ -15,6 +15,7 @@ from typing import Final, Literal, Protocol, TypeVar
 from uuid import UUID
 
 from omnara.access.roles import ProjectScope
+from omnara.api.flusher import Flusher
 from omnara.api.project_tails import Following, ProjectTails
 from omnara.clock import Deadline, jittered, monotonic
 from omnara.db import streams as db
@@ -117,6 +118,7 @@ class StreamHub:
         self._draining = False
         self._tails = ProjectTails(feed, db.acquire, self._tasks, sweep_s)
         self.heartbeat_s = heartbeat_s
+        self.flusher = Flusher()
 
     def __len__(self) -> int:
         return len(self._open)

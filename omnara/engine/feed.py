@@ -109,15 +109,19 @@ class Feed:
 
     def wants_deltas(self, agent_id: UUID) -> bool:
         """Return whether anybody would get a delta of this agent; asked once per delta, so two look-ups at most."""
-        return agent_id in self._delta_readers or self._interested(self._remote_deltas, agent_id)
+        if agent_id in self._delta_readers:
+            return True
+        return bool(self._remote_deltas) and self._interested(self._remote_deltas, agent_id)
 
     def delta(self, agent_id: UUID, delta: ModelDelta) -> None:
         """Show a delta to the readers that asked for deltas. May be dropped."""
         run: Delta | None = None
         if agent_id in self._delta_readers:
             run = Delta.of(delta)
-            self._preview(agent_id, run)
-        if self._interested(self._remote_deltas, agent_id):
+            for reader in self._local[agent_id]:
+                if reader.wants_deltas:
+                    reader.preview(run)
+        if self._remote_deltas and self._interested(self._remote_deltas, agent_id):
             self.outbox.delta(agent_id, run if run is not None else Delta.of(delta))
 
     def tool_call(self, agent_id: UUID, call_id: UUID, state: str) -> None:

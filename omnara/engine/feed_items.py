@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 from uuid import UUID
 
@@ -28,6 +29,7 @@ MERGE_BYTES: Final = 8 * 1024
 """The longest text that merging makes."""
 
 _ENCODER: Final = msgspec.json.Encoder()
+_TEXTS: Final = (TextDelta, ThinkingDelta, ToolArgumentsDelta)
 _KINDS: Final = {TextDelta: "text_delta", ThinkingDelta: "thinking_delta", ToolArgumentsDelta: "tool_arguments_delta"}
 
 
@@ -61,14 +63,11 @@ class Delta(msgspec.Struct, gc=False):
     def of(cls, delta: ModelDelta) -> Delta:
         """Return the run of one that holds `delta`."""
         event = delta.event
-        run = cls(delta.turn_id, delta.model_call_context_id, delta.seq, delta.seq, 1)
-        if isinstance(event, TextDelta | ThinkingDelta | ToolArgumentsDelta):
-            run.kind = _KINDS[type(event)]
-            run.block_index = event.block_index
-            run.text = event.delta
-        else:
-            run.raw = _ENCODER.encode(event)
-        return run
+        seq = delta.seq
+        if isinstance(event, _TEXTS):
+            kind = _KINDS[type(event)]
+            return cls(delta.turn_id, delta.model_call_context_id, seq, seq, 1, kind, event.block_index, event.delta)
+        return cls(delta.turn_id, delta.model_call_context_id, seq, seq, 1, raw=_ENCODER.encode(event))
 
     @property
     def size(self) -> int:
@@ -121,9 +120,15 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Subscription:
-    """One stream's queue. Written by the feed, read by exactly one task; both in the same event loop."""
+    """One stream's queue. Written by the feed, read by exactly one task; both in the same event loop.
 
-    __slots__ = ("_behind", "_bytes", "_closed", "_durable", "_items", "_next", "_waiter", "agent_id", "wants_deltas")
+    While that task waits, somebody else may empty the queue in its place (`attach`, `take_items`).
+    """
+
+    __slots__ = (
+        "_announced", "_arrived", "_behind", "_bytes", "_closed", "_durable", "_items", "_next", "_waiter", "agent_id",
+        "wants_deltas",
+    )  # fmt: skip
 
     def __init__(self, agent_id: UUID, *, wants_deltas: bool, next_sequence: int) -> None:
         self.agent_id = agent_id
@@ -135,6 +140,13 @@ class Subscription:
         self._behind = False
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
+        self._arrived: Callable[[], None] | None = None
+        self._announced = False
+
+    @property
+    def idle(self) -> bool:
+        """True while the reading task waits, and nothing but items could wake it."""
+        return self._waiter is not None and not self._waiter.done()
 
     @property
     def closed(self) -> bool:
@@ -156,13 +168,26 @@ class Subscription:
         finally:
             self._waiter = None
 
+    def attach(self, arrived: Callable[[], None] | None) -> None:
+        """From now on an item that arrives does not wake the task: `arrived` is called, once until the queue is taken.
+        None: the task is woken again.
+
+        It must not raise, and whoever is told either takes the items or calls `tick`.
+        """
+        self._arrived = arrived
+
     def take(self) -> Batch:
         """Return all that waits and empty the queue. Never blocks; may be empty."""
-        batch = Batch(list(self._items), self._behind, self._closed)
+        behind, self._behind = self._behind, False
+        return Batch(self.take_items(), behind, self._closed)
+
+    def take_items(self) -> list[Item]:
+        """Return the items that wait and empty the queue; whether the log has more is left for the task."""
+        items = list(self._items)
         self._items.clear()
         self._bytes = self._durable = 0
-        self._behind = False
-        return batch
+        self._announced = False
+        return items
 
     def reached(self, sequence: int) -> None:
         """Tell that the reader has everything up to `sequence`, so that the next event may come in memory."""
@@ -194,7 +219,7 @@ class Subscription:
         self._next = sequence + 1
         self._durable += 1
         self._items.append(durable)
-        self.tick()
+        self._tell()
 
     def preview(self, item: Delta | CallState) -> None:
         """Queue a delta or a state change: merged with its neighbour for a slow client, dropped if it does not fit."""
@@ -209,7 +234,14 @@ class Subscription:
             return
         self._bytes += size
         self._items.append(item)
-        self.tick()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._arrived is None:
+            self.tick()
+        elif not self._announced:
+            self._announced = True
+            self._arrived()
 
     def _merged(self, item: Delta) -> bool:
         last = self._items[-1]

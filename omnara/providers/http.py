@@ -21,6 +21,7 @@ from yarl import URL
 
 from omnara.providers.errors import MAX_BODY_BYTES
 from omnara.providers.protocol import Limits
+from omnara.providers.tap import deliver
 
 AddressCheck = Callable[[str, str, int], str | None]
 """(host as written, IP address, port) -> why it must not be dialled, or None."""
@@ -151,12 +152,15 @@ class HttpPool:
             clock.progress("idle", limits.idle)
             await _refuse_unless_stream(response)
             receiver.begin(response.headers)
-            async for chunk in response.content.iter_any():
+
+            def take(chunk: bytes) -> bool:
                 if receiver.feed(chunk):
                     clock.progress("idle", limits.idle)
-                if receiver.done:
-                    await _drain(response.content)
-                    break
+                return receiver.done
+
+            await deliver(response, take)
+            if receiver.done:
+                await _drain(response.content)
             return
         raise Expired(clock.phase, clock.seconds)
 

@@ -329,3 +329,33 @@ async def test_outbox_is_bounded() -> None:
         feed.delta(AGENT, text(2 * seq, "x" * 4000))
     total = sum(len(parcel) for _, parcel in feed.outbox.take_parcels())
     assert total < MAX_OUTBOX_BYTES * 1.2
+
+
+async def test_items_are_announced_once_until_they_are_taken_and_the_task_sleeps_on() -> None:
+    feed, told = Feed(), list[str]()
+    reader = feed.subscribe(AGENT, deltas=True)
+    reader.attach(lambda: told.append("arrived"))
+    waiting = asyncio.create_task(reader.wait())
+    await asyncio.sleep(0)
+    assert reader.idle
+    feed.delta(AGENT, text(1))
+    feed.events(AGENT, [event(1)])
+    feed.tool_call(AGENT, new_uuid(), "running")
+    assert told == ["arrived"]
+    kinds = [type(item) for item in reader.take_items()]
+    assert kinds == [Delta, Durable, CallState], "in the order in which they came"
+    feed.delta(AGENT, text(2))
+    assert told == ["arrived"] * 2
+    await asyncio.sleep(0)
+    assert reader.idle
+    feed.events(AGENT, [event(3)])
+    await waiting
+    batch = reader.take()
+    assert batch.behind, "a gap in the log is for the task"
+    assert len(batch.items) == 1
+    reader.attach(None)
+    waiting = asyncio.create_task(reader.wait())
+    await asyncio.sleep(0)
+    feed.delta(AGENT, text(3))
+    await asyncio.wait_for(waiting, 5)
+    assert told == ["arrived"] * 2
