@@ -6,6 +6,7 @@ Modules load late because `omnara --help` should answer at once, while a server'
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -80,6 +81,7 @@ def root() -> None:
 
 def main() -> None:
     """Run the command line and leave the process with a documented exit code."""
+    _open_streams()
     try:
         code = root.main(standalone_mode=False)
     except click.ClickException as error:
@@ -99,3 +101,16 @@ def main() -> None:
         click.echo(f"error: {visible(failure.text, lines=True)}", err=True)
         sys.exit(failure.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Connect standard streams that were closed to nothing: else a socket gets their number, and uvloop aborts."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            assert opened == number, "the lowest free number is given out, and those below are open"
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for the process's life

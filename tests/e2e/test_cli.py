@@ -110,6 +110,19 @@ async def test_every_command_explains_itself_with_an_example(command: str) -> No
     assert "Example" in done.out or command == "agents launch"
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+async def test_closed_streams_are_as_good_as_empty(closed: str) -> None:
+    script = f'"$0" -m omnara settings {closed} && "$0" -m omnara chat nobody {closed}'
+    environment = child_environment({"OMNARA_API_KEY": "k", "OMNARA_URL": "http://127.0.0.1:1"})
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", script, sys.executable, env=environment, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 2, err  # of the chat, which got no message
+    assert b"Traceback" not in err
+
+
 async def test_exit_codes_are_documented() -> None:
     done = await omnara("--help")
     for code in ("0  done", "2  wrong usage", "3  server or database away"):
