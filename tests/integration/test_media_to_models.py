@@ -12,7 +12,7 @@ import pytest_asyncio
 from omnara.engine.known_models import facts_of
 from omnara.engine.model_admin import ProviderSpec, add_model
 from omnara.ids import IdKind, decode
-from omnara.testing import ModelServer, call, embed, embedded, say
+from omnara.testing import HttpError, ModelServer, call, embed, embedded, say
 from omnara.vault import Secret
 from tests.contract.server import CONFIG, RING, ApiServer, api_server, model_server
 from tests.support.pictures import PDF, block, office, png
@@ -183,3 +183,28 @@ async def test_a_refused_picture_does_not_end_the_conversation(
     await server.say(agent, "go on")
     assert (await server.settled(agent))["output"] == "three"
     assert [entry.status for entry in model.log.entries][len(statuses) :] == [200]
+
+
+@pytest.mark.parametrize("provider", list(SOURCES))
+async def test_a_request_that_is_too_large_goes_on_without_its_pictures(
+    server: ApiServer, model: ModelServer, provider: str
+) -> None:
+    """First the newest is left out, then the others; what was refused is not sent again. Source: field-reports B03."""
+    agent = await server.agent(source=SOURCES[provider])
+    await tell(server, agent, embed(say("one"), say("two"), say("three"), say("four")), block(png(21, 1)))
+    assert (await server.settled(agent))["output"] == "one"
+    for times, picture, answer in ((1, png(22, 1), "two"), (2, png(23, 1), "three")):
+        asked = len(model.log.entries)
+        model.faults.push(HttpError(413), times=times)
+        body = {"content_blocks": [{"type": "text", "text": "and this?"}, block(picture)]}
+        assert (await server.call("POST", f"{agent}/inputs", body)).status == 201
+        assert (await server.settled(agent))["output"] == answer
+        assert [entry.status for entry in model.log.entries[asked:]] == [413] * times + [200]
+        raw = model.log.entries[-1].raw
+        assert encoded(picture).encode() not in raw
+        assert (encoded(png(21, 1)).encode() in raw) == (times == 1), "the picture before it stays while that helps"
+    await server.say(agent, "go on")
+    assert (await server.settled(agent))["output"] == "four"
+    assert model.log.entries[-1].status == 200
+    [steps] = await server.rows("select count(*) from steps where attempt > 1")
+    assert steps[0] == 0, "no attempt was used up"

@@ -107,7 +107,7 @@ class _Rows:
         self.event("agent_input", said, opening=True, semantic=True)
         call_id = new_uuid()
         name = encode(IdKind.TOOL_CALL, call_id)
-        asked = ModelOutputPayload("mcc_x", "tool_use", [ToolCallBlock(name, "custom", "look", {"path": "/"})])
+        asked = ModelOutputPayload(_model_call(), "tool_use", [ToolCallBlock(name, "custom", "look", {"path": "/"})])
         output = self.sequence
         self._model_step(output)
         self.event("model_output", asked)
@@ -116,7 +116,7 @@ class _Rows:
         self._calls.append((self._agent_id, output, 0, *call, "succeeded", self.step, self.sequence))
         self.event("tool_result", ToolResultPayload(name, "succeeded", [TextBlock(text)]))
         self._model_step(self.sequence)
-        self.event("model_output", ModelOutputPayload("mcc_x", "end_turn", [TextBlock(text)]), semantic=True)
+        self.event("model_output", ModelOutputPayload(_model_call(), "end_turn", [TextBlock(text)]), semantic=True)
 
     def _model_step(self, output: int) -> None:
         self._add_step("model", output, _USAGE)
@@ -144,3 +144,7 @@ class _Rows:
                 self._steps,
             ),
         }
+
+
+def _model_call() -> str:
+    return encode(IdKind.MODEL_CALL, new_uuid())
