@@ -101,9 +101,9 @@ class BeginStep(msgspec.Struct, frozen=True):
 class Advance(msgspec.Struct, frozen=True):
     """One agent's part of the statement. See the module for the meaning.
 
-    `step_number` and `known_next_sequence` are what the claim holder knows of the hot row: with another step or a shorter
-    log there, a failover has lost commits, and nothing is written. `seen` is set when a save is sent again: the next
-    sequence when it was read that the save had not happened.
+    `step_number` and `known_next_sequence` are what the claim holder knows of the hot row: with another step or a
+    shorter log there, a failover has lost commits, and nothing is written. `seen` is set when a save is sent again: the
+    next sequence when it was read that the save had not happened.
     Source: coordination §5 rule 6 (a repeat cannot write twice), §8 (lost commits).
     """
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from omnara.providers.json_events import EventDecoder
+from omnara.providers.usage import Stated
 
 
 class _Tagged(msgspec.Struct, tag_field="type"):
@@ -16,16 +17,16 @@ class _Tagged(msgspec.Struct, tag_field="type"):
 class OutputDetails(msgspec.Struct):
     """Breakdown of the output tokens."""
 
-    thinking_tokens: int | None = None
+    thinking_tokens: Stated = None
 
 
 class Usage(msgspec.Struct):
     """Counts so far; later ones replace earlier ones, absent ones do not."""
 
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
+    input_tokens: Stated = None
+    output_tokens: Stated = None
+    cache_creation_input_tokens: Stated = None
+    cache_read_input_tokens: Stated = None
     output_tokens_details: OutputDetails | None = None
 
 

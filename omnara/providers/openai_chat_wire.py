@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from omnara.providers.json_events import EventDecoder
+from omnara.providers.usage import Stated
 
 
 class Function(msgspec.Struct):
@@ -46,21 +47,21 @@ class Choice(msgspec.Struct):
 class PromptDetails(msgspec.Struct):
     """Breakdown of the input tokens."""
 
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
+    cached_tokens: Stated = None
+    cache_write_tokens: Stated = None
 
 
 class CompletionDetails(msgspec.Struct):
     """Breakdown of the output tokens."""
 
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Stated = None
 
 
 class Usage(msgspec.Struct):
     """Token counts, usually in the last chunk only."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Stated = None
+    completion_tokens: Stated = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
 

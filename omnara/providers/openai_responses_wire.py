@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from omnara.providers.json_events import EventDecoder
+from omnara.providers.usage import Stated
 
 
 class Item(msgspec.Struct):
@@ -81,21 +82,21 @@ class ReasoningDelta(msgspec.Struct, tag="response.reasoning_text.delta"):
 class InputDetails(msgspec.Struct):
     """Breakdown of the input tokens."""
 
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
+    cached_tokens: Stated = None
+    cache_write_tokens: Stated = None
 
 
 class OutputDetails(msgspec.Struct):
     """Breakdown of the output tokens."""
 
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Stated = None
 
 
 class Usage(msgspec.Struct):
     """Token counts of the whole answer."""
 
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: Stated = None
+    output_tokens: Stated = None
     input_tokens_details: InputDetails | None = None
     output_tokens_details: OutputDetails | None = None
 

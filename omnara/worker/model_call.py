@@ -23,6 +23,8 @@ from omnara.worker.context_cache import CachedContext
 from omnara.worker.refusals import call_with_files
 
 _OVERLOAD: Final = (503, 529)
+LONG_WAIT_S: Final = 60.0
+"""A provider that asks for a longer wait than this is passed over when the config names another model."""
 
 
 async def call_model(
@@ -78,7 +80,7 @@ def after_failure(settings: Settings, failure: Failed, begun: Begun, models: int
     """Decide what follows a failed attempt, when the config names `models` models.
 
     Each model has its own attempts. The next one takes over when those of one are used up, or at once when it is
-    overloaded: another may have room now. Errors that no other try would mend end the turn.
+    overloaded or asks for a long wait: another may have room now. Errors that no other try would mend end the turn.
     """
     per_model = settings.model_retries + 1
     index = min((begun.attempt - 1) // per_model, models - 1)
@@ -88,7 +90,8 @@ def after_failure(settings: Settings, failure: Failed, begun: Begun, models: int
     if isinstance(verdict, Compact):
         return Shorten()
     spent = isinstance(verdict, Stop) and verdict.exhausted
-    if index + 1 < models and (spent or (isinstance(verdict, RetryIn) and is_overload(failure))):
+    full = isinstance(verdict, RetryIn) and (is_overload(failure) or (failure.retry_after_s or 0.0) > LONG_WAIT_S)
+    if index + 1 < models and (spent or full):
         return OtherModel((index + 1) * per_model + 1)
     if not isinstance(verdict, RetryIn):
         return GiveUp()

@@ -91,8 +91,13 @@ async def answered_by(engine: Engine, agent: UUID) -> list[str]:
     return [event.meta.model for event in log if isinstance(event.payload, ModelOutputPayload)]
 
 
-async def test_an_overloaded_model_is_replaced_at_once_and_asked_first_in_the_next_turn(database: str) -> None:
-    models = Models(model=lambda _: OVERLOADED, second=lambda _: say("I do"))
+@pytest.mark.parametrize(
+    "failure", [OVERLOADED, Failed(kind="rate_limit", status=429, message="come back in an hour", retry_after_s=3600.0)]
+)
+async def test_an_overloaded_model_is_replaced_at_once_and_asked_first_in_the_next_turn(
+    database: str, failure: Failed
+) -> None:
+    models = Models(model=lambda _: failure, second=lambda _: say("I do"))
     async with engine_on(database, models) as engine:
         [agent] = await engine.add_agents()
         [revision] = await add_models(engine, "second")

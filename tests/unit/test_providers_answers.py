@@ -571,11 +571,11 @@ async def test_content_too_deep_for_a_later_reader_is_not_kept(
 
 # --- counts that cannot be ------------------------------------------------------------------------------------
 
-ABSURD = [99999999999999999999, 2**63 - 1, 2**53]
+ABSURD = [99999999999999999999, 2**63 - 1, 2**53, 1.5, 1e300]
 
 
 @pytest.mark.parametrize("count", ABSURD)
-async def test_absurd_counts_are_left_out(gateway: ModelGateway, endpoint: Canned, count: int) -> None:
+async def test_absurd_counts_are_left_out(gateway: ModelGateway, endpoint: Canned, count: float) -> None:
     start = {"type": "message_start", "message": {"usage": {"input_tokens": count, "cache_read_input_tokens": 7}}}
     text = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Hi."}}
     ending = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": count}}
@@ -591,5 +591,6 @@ async def test_absurd_counts_are_left_out(gateway: ModelGateway, endpoint: Canne
 
 def test_counts_at_the_bounds() -> None:
     assert (token_count(MAX_COUNT), token_count(-1), token_count(None)) == (MAX_COUNT, 0, None)
+    assert (token_count(7.0), token_count(float("inf")), token_count(float("nan"))) == (7, None, None)
     assert total_count(MAX_COUNT, 1) is None
     assert (total_count(None, 1, 2), total_count(None), total_count(-5)) == (3, None, 0)
