@@ -196,8 +196,8 @@ def judge(item: Advance, state: ClaimState | None, worker_id: UUID | None) -> Ad
 
     Evidence, in this order: the first event (of the step, or of an admission) is in the log; the closed step has the
     state that this save gives it; the next step is open. A claim that is gone without evidence is lost
-    (a plain release that did happen says the same to its caller: the claim is no longer held). So is one whose row is of
-    another step, or has a shorter log: a failover took what the save would follow.
+    (a plain release that did happen says the same to its caller: the claim is no longer held). So is one whose row is
+    of another step, or has a shorter log: a failover took what the save would follow.
     """
     if state is None:
         return ClaimLost()
