@@ -16,6 +16,7 @@ from omnara import probes
 from omnara.api.ops import Readiness
 from omnara.app.database import bring_up_to_date, check_room, open_database
 from omnara.app.first_start import set_up
+from omnara.app.garbage import leave_out_what_is_there, rare_full_collections
 from omnara.app.keyring import load_ring, ring_of
 from omnara.app.listeners import ops_limits, ops_listener
 from omnara.app.parts import Parts, build, build_gateway
@@ -52,7 +53,7 @@ async def serve(settings: Settings) -> int:
     for warning in unknown_variables():
         log.warning(warning)
     raise_limit()
-    with _signals(shutdown), _probes(settings):
+    with _signals(shutdown), _probes(settings), rare_full_collections():
         async with contextlib.AsyncExitStack() as stack:
             if settings.database_url is not None:
                 # What is missing or unreadable is told at once, not after the database has been waited for.
@@ -88,6 +89,7 @@ async def _run(parts: Parts, settings: Settings, metrics: Metrics, state: _State
     state.serve(supervisor, parts)
 
     def ready() -> None:
+        leave_out_what_is_there()
         log.info("ready", roles=sorted(settings.roles))
         probes.hit("ready")
 

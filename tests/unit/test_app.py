@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 
 import aiohttp
@@ -10,6 +11,7 @@ import pytest
 
 from omnara.api.ops import Readiness
 from omnara.app.addresses import address_check
+from omnara.app.garbage import THRESHOLDS, leave_out_what_is_there, rare_full_collections
 from omnara.app.keyring import load_ring, write_private
 from omnara.app.listeners import ops_listener
 from omnara.engine.bootstrap import environment_endpoints
@@ -149,3 +151,13 @@ async def test_the_ops_listener_answers_while_nothing_is_ready_and_refuses_a_tak
         await second.stop()
     finally:
         await asyncio.wait_for(listener.stop(), 5)
+
+
+def test_full_collections_are_rare_while_a_server_runs_and_as_before_afterwards() -> None:
+    before = gc.get_threshold()
+    with rare_full_collections():
+        assert gc.get_threshold() == THRESHOLDS
+        leave_out_what_is_there()
+        assert gc.get_freeze_count() > 10_000
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
