@@ -20,7 +20,7 @@ lint: venv
 
 # Failure rows with the default time constants: minutes per test.
 chaos: venv
-	$(BIN)/pytest -m slow tests/chaos
+	$(BIN)/pytest -n 0 -m slow tests/chaos
 
 # make bench SCENARIO=steps
 SCENARIO ?= steps

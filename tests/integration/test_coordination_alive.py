@@ -476,7 +476,7 @@ async def test_one_bad_row_does_not_keep_the_claims_of_the_others(database: str)
         await engine.sql.execute("delete from tool_calls where agent_id = $1", bad)
         await engine.sql.execute("update agent_sched set batch_sequence = null where agent_id = $1", bad)
         await engine.until_idle(*agents)
-        assert replica.worker.running == 0
+        await until(lambda: replica.worker.running == 0, "no run is left")
         assert await orphaned(replica) == (0, 0)
 
 

@@ -118,7 +118,7 @@ async def test_keys_live_and_die(engine: Engine) -> None:
         "bearer x",
         "Bearer omnara_pat_v1_x",
         "Basic abc",
-        "Bearer " + tokens.generate(TokenKind.DAEMON).text,
+        pytest.param("Bearer " + tokens.generate(TokenKind.DAEMON).text, id="a daemon's"),
     ],
 )
 async def test_what_is_no_key_never_reaches_the_database(header: str | None) -> None:

@@ -113,7 +113,9 @@ async def test_a_page_begins_where_it_is_asked_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["art_x", "../etc/passwd", f"/artifacts/{NAME}x", "/artifacts", encode(IdKind.EVENT, AGENT)]
+    "path",
+    ["art_x", "../etc/passwd", f"/artifacts/{NAME}x", "/artifacts", encode(IdKind.EVENT, AGENT)],
+    ids=["short", "elsewhere", "long", "none", "event"],
 )
 async def test_nothing_else_is_read(path: str) -> None:
     assert (await run(Memory(b"x"), "read_file", path=path)).error_code == "file_not_found"
