@@ -156,6 +156,7 @@ async def test_stopped_for_longer_than_the_lease_then_continued(database: str, f
         async with process(engine, files, hold="model", lease_s=1.0) as child:
             await until(lambda: bool(files.reached("model_begun")), "the model is being called", limit_s=20)
             old = (await engine.hot(agent))["worker_id"]
+            assert old is not None
             child.send_signal(signal.SIGSTOP)
             [other] = await engine.start()
             await until_worker_is(engine, old, "lapsed")

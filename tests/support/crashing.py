@@ -107,7 +107,12 @@ async def until_worker_is(engine: Engine, worker_id: UUID, state: str, *, limit_
     async def there() -> bool:
         return bool(await engine.sql.fetchval("select state from workers where id = $1", worker_id) == state)
 
-    return await until(there, f"the worker is {state}", limit_s=limit_s)
+    try:
+        return await until(there, f"the worker is {state}", limit_s=limit_s)
+    except AssertionError as error:
+        rows = await engine.sql.fetch("select *, clock_timestamp() as now from workers")
+        locks = await engine.sql.fetch("select * from pg_locks where locktype = 'advisory'")
+        raise AssertionError(f"{error}; worker {worker_id} of {rows}, {locks}") from None
 
 
 async def step_states(engine: Engine, agent_id: UUID) -> list[str]:
