@@ -24,9 +24,20 @@ async def recovery_s(agent: Handle, killed_at: Any) -> float:
 
 
 async def kill(cluster: Cluster, worker: ServerProcess) -> Any:
-    """Kill a worker's process; the database's time of it."""
+    """Kill a worker's process; the database's time of it. Returns when the server has ended all of its sessions.
+
+    A save that was sent before the kill may still be carried out: what a test locks must stay locked until then.
+    """
+    ports = worker.local_ports()
     worker.kill_main()
-    return await cluster.now()
+    killed_at = await cluster.now()
+
+    async def gone() -> bool:
+        query = "select not exists (select from pg_stat_activity where client_port = any($1::int[]))"
+        return bool(await cluster.sql.fetchval(query, ports))
+
+    await until(gone, "the server has ended the sessions of a process that is gone")
+    return killed_at
 
 
 async def test_during_a_model_call(cluster: Cluster, client: Client, capsys: pytest.CaptureFixture[str]) -> None:

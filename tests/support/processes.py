@@ -140,6 +140,10 @@ class ServerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    def local_ports(self) -> list[int]:
+        """The ports from which the main process has connected to others, the database among them."""
+        return [found.laddr.port for found in psutil.Process(self.pid).net_connections() if found.raddr]
+
     def kill_main(self) -> None:
         """`kill -9` of the process itself; what it started is left to end by its own means."""
         self.signal(signal.SIGKILL)
