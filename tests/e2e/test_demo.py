@@ -56,7 +56,8 @@ async def test_the_demo_passes_wherever_the_server_dies(point: str, small_folder
     verdict = json.loads(out)
     assert verdict["ok"] is True
     assert (verdict["point"], verdict["seed"]) == (point, seed)
-    assert (verdict["steps_repeated"], verdict["steps_lost"], verdict["page_hits"]) == (0, 0, 1)
+    assert (verdict["steps_repeated"], verdict["steps_lost"]) == (0, 0)
+    assert verdict["page_hits"] == 1 or (verdict["page_hits"] == 0 and verdict["page_interrupted"])
     assert verdict["report_matches_disk"] is True
     assert verdict["page_interrupted"] is (point == "tool_started")
     assert (verdict["files"], verdict["log_gaps"], verdict["duplicate_results"]) == (5, 0, 0)
