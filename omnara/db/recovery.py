@@ -33,10 +33,11 @@ class LockedClaim(msgspec.Struct, frozen=True):
 class TakenAgent(msgspec.Struct, frozen=True):
     """How one agent is released: its new death count and gate, and the results for its interrupted calls.
 
-    `results` holds (event id, call id, payload JSON) in call order.
+    `epoch` is that of the claim that was locked: of another one, nothing is taken. `results` holds (event id, call id, payload JSON) in call order.
     """
 
     agent_id: UUID
+    epoch: int
     deaths: int
     gate: str
     results: tuple[tuple[UUID, UUID, str], ...]
@@ -96,6 +97,7 @@ async def take_away(
         [r[3] for r in results],
         [r[4] for r in results],
         step_state,
+        [agent.epoch for agent in agents],
     )
     return {row[0]: (row[1], row[3]) for row in rows}
 

@@ -147,7 +147,7 @@ def _died(claim: LockedClaim) -> bool:
 
 
 def _taken(claim: LockedClaim, deaths: int, death_limit: int) -> TakenAgent:
-    return TakenAgent(claim.agent_id, deaths, "crashed" if deaths >= death_limit else "open", ())
+    return TakenAgent(claim.agent_id, claim.epoch, deaths, "crashed" if deaths >= death_limit else "open", ())
 
 
 async def _take(

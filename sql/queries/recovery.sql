@@ -37,10 +37,12 @@ where s.state = 'started';
 
 -- name: take_away
 -- Give the claims of locked agents back and write the interrupted results of their running calls. Arrays are parallel:
--- agents, number of result events, new deaths, gate; then per call: agent, position, event id, call id, payload.
+-- agents, number of result events, new deaths, gate, and the epoch ($11) that was read when the row was locked; then per
+-- call: agent, position, event id, call id, payload.
 -- Index: agent_sched_pkey, tool_calls (agent_id, id), steps_pkey.
 with item as materialized (
-  select * from unnest($1::uuid[], $2::integer[], $3::smallint[], $4::text[]) as i (agent_id, results, deaths, gate)
+  select * from unnest($1::uuid[], $2::integer[], $3::smallint[], $4::text[], $11::bigint[])
+    as i (agent_id, results, deaths, gate, epoch)
 ),
 u as (
   update agent_sched s set
@@ -50,7 +52,7 @@ u as (
     batch_sequence = case when s.open_calls - i.results <= 0 then null else s.batch_sequence end,
     deaths = i.deaths, gate = case when s.gate = 'open' then i.gate else s.gate end,
     ready_at = least(s.ready_at, statement_timestamp())
-  from item i where s.agent_id = i.agent_id
+  from item i where s.agent_id = i.agent_id and s.epoch = i.epoch and s.worker_id is not null
   returning s.agent_id, s.next_sequence - i.results as first_sequence, s.turn_id, s.turn_sequence, s.step_number, s.deaths,
     s.gate
 ),

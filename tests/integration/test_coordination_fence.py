@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from omnara.db.advance import advance
-from omnara.db.recovery import lock_claim
+from omnara.db.recovery import TakenAgent, lock_claim, take_away
 from omnara.db.snapshot import read_for_step
 from omnara.domain.advance import (
     Advance,
@@ -172,6 +172,14 @@ async def test_giving_back_is_fenced_too(case: Case) -> None:
     locked = await lock_claim(sql, case.agent, case.worker_id, token, epoch)
     assert locked is not None
     assert locked.agent_id == case.agent
+
+
+async def test_taking_a_claim_away_is_fenced_too(case: Case) -> None:
+    sql: Any = case.engine.sql
+    before = await everything(case.engine)
+    taken = TakenAgent(case.agent, case.claim.epoch + 1, 0, "open", ())
+    assert await take_away(sql, [taken], "interrupted") == {}
+    assert await everything(case.engine) == before
 
 
 async def test_a_begin_over_an_existing_step_writes_nothing(case: Case) -> None:
