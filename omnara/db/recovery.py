@@ -33,7 +33,8 @@ class LockedClaim(msgspec.Struct, frozen=True):
 class TakenAgent(msgspec.Struct, frozen=True):
     """How one agent is released: its new death count and gate, and the results for its interrupted calls.
 
-    `epoch` is that of the claim that was locked: of another one, nothing is taken. `results` holds (event id, call id, payload JSON) in call order.
+    `epoch` is that of the claim that was locked: of another one, nothing is taken.
+    `results` holds (event id, call id, payload JSON) in call order.
     """
 
     agent_id: UUID
