@@ -90,6 +90,10 @@ class HintService:
         """Work of these agents was taken away."""
         self.sender.cancel(str(agent_id) for agent_id in agent_ids)
 
+    def machines(self, machine_ids: Iterable[UUID]) -> None:
+        """These machines have work, or are free to be driven."""
+        self.sender.machines(str(machine_id) for machine_id in machine_ids)
+
     # --- what the identity says ---------------------------------------------------------------------------
 
     def attached(self, worker_id: UUID, *, is_new: bool) -> None:

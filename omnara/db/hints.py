@@ -75,6 +75,10 @@ class HintSender:
         """Work of these agents was taken away; whoever runs it should look at its claim."""
         self._tell(Kind.CANCEL, agent_ids)
 
+    def machines(self, machine_ids: Iterable[str]) -> None:
+        """These machines have work, or are free to be driven by another replica."""
+        self._tell(Kind.MACHINES, machine_ids)
+
     def subscribers(self, agent_ids: Iterable[str]) -> None:
         """This replica streams these agents; repeat it for as long as it does."""
         self._tell(Kind.SUBSCRIBERS, agent_ids)

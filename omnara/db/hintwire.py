@@ -20,15 +20,17 @@ DELTA_LIMIT: Final = 7_000
 
 
 class Kind(enum.StrEnum):
-    """What a hint is about. Each id is an agent's; a hint says "look again", never what there is to see.
+    """What a hint is about. Each id is an agent's, of `MACHINES` a machine's; it says "look again", never what is there.
 
-    `READY`: the agent may have work. `EVENTS`: its log grew. `CANCEL`: work was taken away. `SUBSCRIBERS`: some
+    `READY`: the agent may have work. `EVENTS`: its log grew. `CANCEL`: work was taken away. `MACHINES`: a machine
+    has work, or somebody else may drive it now. `SUBSCRIBERS`: some
     replica streams this agent and wants its deltas. `DELTAS`: opaque text for the streams of one agent.
     """
 
     READY = "ready"
     EVENTS = "events"
     CANCEL = "cancel"
+    MACHINES = "machines"
     SUBSCRIBERS = "subscribers"
     DELTAS = "deltas"
 

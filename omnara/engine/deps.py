@@ -35,6 +35,9 @@ class Hints(Protocol):
     def cancel(self, agent_ids: Iterable[UUID]) -> None:
         """Work of these agents was taken away."""
 
+    def machines(self, machine_ids: Iterable[UUID]) -> None:
+        """These machines have work, or are free to be driven."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deps:

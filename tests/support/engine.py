@@ -76,6 +76,14 @@ class LocalHints:
     def events(self, agent_ids: Iterable[UUID]) -> None:
         """Nobody streams here."""
 
+    def machines(self, machine_ids: Iterable[UUID]) -> None:
+        """Tell every bus that these machines have work."""
+        from omnara.db.hintwire import Hint, Kind
+
+        if not self.muted:
+            for bus in self.buses:
+                bus.publish(Hint(Kind.MACHINES, tuple(str(machine_id) for machine_id in machine_ids)))
+
     def cancel(self, agent_ids: Iterable[UUID]) -> None:
         """Tell every worker that work was taken away."""
         from omnara.db.hintwire import Hint, Kind

@@ -95,6 +95,9 @@ class RecordedHints:
     def cancel(self, agent_ids: Any) -> None:
         self.sent += [("cancel", agent_id) for agent_id in agent_ids]
 
+    def machines(self, machine_ids: Any) -> None:
+        self.sent += [("machines", machine_id) for machine_id in machine_ids]
+
 
 class Call(msgspec.Struct):
     """A tool call that the hand-driven model asks for."""

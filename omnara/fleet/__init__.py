@@ -1,0 +1,1 @@
+"""The machines' side of a server process: channels to runtimes, drivers of pool machines, provisioning, sweeps."""
