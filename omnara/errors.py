@@ -71,6 +71,30 @@ class StateTransitionConflict(Conflict):
     code, phrase = "state_transition_conflict", "state transition conflict"
 
 
+class PendingWork(Conflict):
+    """The machine has queued or live work and cannot sleep now."""
+
+    code, phrase = "pending_work", "the machine has pending work"
+
+
+class NotWakeCapable(Conflict):
+    """Nobody could wake the machine again, so it must not sleep."""
+
+    code, phrase = "not_wake_capable", "the machine cannot be woken"
+
+
+class Gone(OmnaraError):
+    """What the caller speaks for has been replaced or ended for good. A daemon that hears it at registration ends."""
+
+    status, code, phrase = 410, "gone", "gone"
+
+
+class RuntimeUnregistered(Gone):
+    """The runtime is not the machine's current one any more: register again."""
+
+    code, phrase = "daemon_runtime_unregistered", "the runtime is not registered"
+
+
 class RequestTooLarge(OmnaraError):
     """Body or part of it over its stated limit."""
 

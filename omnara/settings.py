@@ -23,6 +23,7 @@ _HEADER_KEYS: Final = frozenset({"anthropic_api_key", "openai_api_key", "api_key
 _ORIGIN: Final = re.compile(
     r"(?!http://[^/]*:80$)(?!https://[^/]*:443$)[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 )
+_PUBLIC_URL: Final = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?")
 _HOST_PORT: Final = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(:[0-9]{0,5})?")
 _IGNORED_PREFIX: Final = "OMNARA_TEST_"
 """Variables of the test suite, which a server started by a test inherits."""
@@ -50,6 +51,8 @@ def load(environ: Mapping[str, str] | None = None, *, overrides: Mapping[str, st
     problems.extend(_unsendable(settings))
     problems.extend(_contradictions(settings))
     problems.extend(_origins(settings.cors_origins))
+    if settings.public_url is not None and _PUBLIC_URL.fullmatch(settings.public_url) is None:
+        problems.append("OMNARA_PUBLIC_URL must be a URL such as https://omnara.example.com, without a query")
     if problems:
         raise ConfigurationError("; ".join(problems))
     return settings
