@@ -288,3 +288,25 @@ select b.agent_id, m.id as machine_id, m.resource_id as container_id, m.metadata
 from machines m
 join agent_machine_bindings b on b.machine_id = m.id and b.binding_kind = 'pool';
 comment on view sandboxes is 'Pool machines as an analyst expects them: one row per container and the agent that has it.';
+
+create view machine_connections as
+select m.id as machine_id, c.state,
+       case when c.state = 'online' then ''
+            when m.lifecycle_state <> 'active' then m.lifecycle_state
+            when c.state = 'asleep' then 'asleep'
+            when r.id is null then 'never_connected'
+            when t.revoked_at is not null then 'authorization_revoked'
+            when r.state = 'ended' then coalesce(nullif(r.state_reason_code, ''), 'ended')
+            when r.connected_at is null then 'not_connected'
+            when r.disconnected_at is not null then 'disconnected'
+            else 'lease_expired' end as reason
+from machines m
+left join machine_runtimes r on r.id = m.current_runtime_id
+left join machine_daemon_tokens t on t.id = r.token_id
+cross join lateral (
+  select case when m.lifecycle_state = 'active' and r.state = 'active' and t.revoked_at is null
+                   and r.connected_at is not null and r.disconnected_at is null
+                   and r.lease_expires_at > statement_timestamp() then 'online'
+              when m.lifecycle_state = 'active' and m.asleep_since is not null then 'asleep'
+              else 'offline' end as state) c;
+comment on view machine_connections is 'Whether a machine can take commands at this moment, and if not, why: the one definition of online.';
