@@ -1,0 +1,1 @@
+"""Where pool machines come from: one module for each kind of place, all behind `protocol.Provider`."""

@@ -1,0 +1,128 @@
+"""What a place must be able to do, so that machines of a pool can be made there.
+
+It is kept small on purpose: somebody else's sandboxes are one module with these methods, and everything that needs care
+(claims, retries, caps, deletion that is certain) is done by the callers. A provider keeps nothing of its own: after a
+restart of the server, the machine's row and what `inspect` sees are all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from omnara.machines.processes import Home
+
+__all__ = [
+    "HomeProvider",
+    "InvalidOptions",
+    "MachineSpec",
+    "Provider",
+    "ProviderUnavailable",
+    "ProvisionFailed",
+    "Resource",
+    "ResourceState",
+]
+
+ResourceState = Literal["running", "inactive", "transitional", "terminated", "unknown"]
+"""What became of a resource. `inactive`: asleep, can be woken. `terminated`: gone for good, its work is lost.
+`unknown`: could not be told, or it is not ours. Only `terminated` is a reason to give up on a machine."""
+
+
+class InvalidOptions(ValueError):
+    """The pool's configuration or the machine's options cannot be used; the text says which and why, for the caller."""
+
+
+class ProviderUnavailable(Exception):
+    """The place cannot be asked now. Nothing is known, so nothing is deleted; the same call may succeed later."""
+
+
+class ProvisionFailed(Exception):
+    """The place answered and will not make this machine; the text says why, for whoever runs the pool.
+
+    `resource` names what was made before it failed, so that the caller can store it and have it removed.
+    """
+
+    def __init__(self, text: str, *, resource: Resource | None = None) -> None:
+        super().__init__(text)
+        self.resource = resource
+
+
+class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine as it is to be made: everything resolved. The same values name the same machine for ever.
+
+    `allocation_name` is unique in the place and therefore the fence: two attempts cannot both make it. `generation` counts
+    the resources that were made for this machine, beginning at 1. `labels` prove ownership and are compared before
+    anything that exists is adopted or deleted. `options` passed `validate`. `env` may hold secrets.
+    """
+
+    machine_id: str
+    installation_id: str
+    allocation_name: str
+    generation: int = 1
+    config: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
+    cpu: int | None = None
+    memory_mb: int | None = None
+    cwd: str = ""
+    env: Mapping[str, str] = {}
+    labels: Mapping[str, str] = {}
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """What the place made. `host` says where it can be reached when not every replica can: a host id, an endpoint."""
+
+    resource_id: str
+    host: str | None = None
+    sandbox_url: str | None = None
+    details: Mapping[str, str] = {}
+
+
+class Provider(Protocol):
+    """One place, with one set of credentials. Every method may be cancelled and called again; all raise
+    ProviderUnavailable while the place cannot be asked."""
+
+    @property
+    def name(self) -> str:
+        """What pools call it."""
+        ...
+
+    @property
+    def provision_timeout_s(self) -> float:
+        """How long one `provision` may take before it counts as failed."""
+        ...
+
+    def validate(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """Check a pool's configuration and a machine's options, without asking the place. Raises InvalidOptions."""
+
+    async def prepare(self, machine: MachineSpec) -> None:
+        """Do what may take long and can be repeated (fetching an image), outside the time for provisioning."""
+
+    async def provision(self, machine: MachineSpec) -> Resource:
+        """Make the machine, or return the one that an earlier attempt made. Never two. Raises ProvisionFailed."""
+        ...
+
+    async def inspect(self, machine: MachineSpec, resource_id: str | None) -> tuple[ResourceState, Resource | None]:
+        """Say how it is. Without an id it is looked up by its allocation name. Never raises for one that is not there."""
+        ...
+
+    async def delete(self, machine: MachineSpec, resource_id: str | None) -> None:
+        """Remove it with all its files. One that is not there is fine; one with other labels is left alone."""
+
+    async def sleep(self, machine: MachineSpec, resource_id: str) -> None:
+        """Suspend it, so that it costs nothing and keeps its files. Asleep already is fine."""
+
+    async def wake(self, machine: MachineSpec, resource_id: str) -> None:
+        """Go on from where `sleep` stopped. Awake already is fine."""
+
+    async def close(self) -> None:
+        """Let go of connections. The machines stay as they are."""
+
+
+class HomeProvider(Provider, Protocol):
+    """A place whose machines have no daemon: the server drives their processes itself."""
+
+    async def open_home(self, machine: MachineSpec, resource_id: str) -> Home:
+        """Return the processes of a machine, for the one replica that has claimed it. Raises ProviderUnavailable."""
+        ...
