@@ -21,6 +21,9 @@ _SQL = Queries("reads")
 _PAGE_BYTES: Final = 1024 * 1024
 """Stored bytes after which a page of events ends early: a model may say megabytes in each of five hundred of them."""
 
+_LARGEST: Final = 2**53 - 1
+"""The largest integer that every reader of JSON keeps exact: no sum goes beyond it."""
+
 AgentSort = Literal["created_at", "-created_at", "updated_at", "-updated_at", "name", "-name"]
 
 _AGENT_LISTS: Final[dict[AgentSort, str]] = {
@@ -99,6 +102,14 @@ class StatusRow(msgspec.Struct, frozen=True):
     step_retry_at: datetime | None
     turn_open: bool
     retry_at: datetime | None
+
+
+class UsageSums(msgspec.Struct, frozen=True):
+    """Tokens by counter. `through`: the step up to which they may be kept, if any; `steps`: how many were added up."""
+
+    sums: dict[str, int]
+    through: int | None
+    steps: int
 
 
 class StepRow(msgspec.Struct, frozen=True):
@@ -196,9 +207,10 @@ async def list_overview(
     after: tuple[datetime, UUID] | None,
     limit: int,
 ) -> list[OverviewRow]:
-    """Return agents with their status, archived ones too, newest first, after a (created_at, id) key."""
+    """Return agents with their status, newest first, after a (created_at, id) key; archived ones only if asked for."""
     time, last_id = after or (None, None)
-    rows = await connection.fetch(_SQL["list_overview"], project_id, status, time, last_id, limit)
+    query = _SQL["list_overview_archived" if status == "archived" else "list_overview"]
+    rows = await connection.fetch(query, project_id, status, time, last_id, limit)
     return [OverviewRow(*row) for row in rows]
 
 
@@ -214,9 +226,22 @@ async def last_output(connection: Connection, agent_id: UUID) -> str | None:
     return payload
 
 
-async def usage_sums(connection: Connection, agent_id: UUID) -> dict[str, int]:
-    """Return the tokens of all steps, by counter."""
-    return {row[0]: row[1] for row in await connection.fetch(_SQL["usage_sums"], agent_id)}
+async def usage_sums(connection: Connection, agent_id: UUID) -> UsageSums:
+    """Return the tokens of all steps, by counter. Reads the steps that nobody has added up yet."""
+    row = await connection.fetchrow(_SQL["usage_sums"], agent_id)
+    assert row is not None, "a select without a table has a row"
+    sums: dict[str, int] = {}
+    for text in (row["kept"], row["added"]):
+        for counter, total in msgspec.json.decode(text or "{}", type=dict[str, int]).items():
+            sums[counter] = min(sums.get(counter, 0) + total, _LARGEST)
+    over, under_way = row["over"], row["under_way"]
+    is_settled = over is not None and (under_way is None or under_way > over)
+    return UsageSums(dict(sorted(sums.items())), over if is_settled else None, row["steps"])
+
+
+async def keep_usage(connection: Connection, agent_id: UUID, through: int, sums: dict[str, int]) -> None:
+    """Spare the next reader the steps up to `through`, all of which are over. Safe beside others who do the same."""
+    await connection.execute(_SQL["keep_usage"], agent_id, through, msgspec.json.encode(sums).decode())
 
 
 async def list_steps(connection: Connection, agent_id: UUID, after: int, limit: int) -> list[StepRow]:

@@ -131,7 +131,7 @@ async def list_overview(
     after: TimeKey | None = None,
     limit: int = 50,
 ) -> Page[OverviewRow]:
-    """Return agents with their status, archived ones too, newest first: for operators (`--status crashed`)."""
+    """Return agents with their status, newest first: those in `status`, or all that are not archived."""
     project_in_scope(p, project, ProjectAction.READ)
     async with deps.db.acquire() as connection:
         rows = await db.list_overview(connection, project.project_id, status=status, after=after, limit=limit + 1)

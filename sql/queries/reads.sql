@@ -80,13 +80,29 @@ where s.agent_id = $1 and e.kind = 'model_output' and not s.void @> e.sequence
 order by e.sequence desc limit 1;
 
 -- name: usage_sums
--- Tokens of all steps of an agent, added up over whatever counters their usage holds. Index: steps_pkey.
--- A stored count may be absurd; the sum ends at 2^53 - 1, the largest integer that every reader of JSON keeps exact.
-select u.key as counter,
-       least(sum(greatest((u.value #>> '{}')::numeric, 0)), 9007199254740991)::bigint as total
-from steps st, json_each(st.usage) u
-where st.agent_id = $1 and json_typeof(st.usage) = 'object' and json_typeof(u.value) = 'number'
-group by u.key order by u.key;
+-- Tokens of all steps of an agent, by whatever counters their usage holds: what was kept of them, and the sums over the
+-- steps after that. Beside it the last step that is over, the first that is not, and how many were added up.
+-- A stored count may be absurd; a sum ends at 2^53 - 1, the largest integer that every reader of JSON keeps exact.
+-- Index: agent_usage_pkey, steps_pkey.
+with kept as materialized (select through, sums from agent_usage where agent_id = $1),
+fresh as materialized (
+  select number, state, usage from steps
+  where agent_id = $1 and number > coalesce((select through from kept), 0)
+)
+select (select sums from kept) as kept,
+       (select json_object_agg(t.key, t.total) from (
+          select u.key, least(sum(greatest((u.value #>> '{}')::numeric, 0)), 9007199254740991)::bigint as total
+          from fresh f, json_each(f.usage) u
+          where json_typeof(f.usage) = 'object' and json_typeof(u.value) = 'number' group by u.key) t) as added,
+       (select max(number) from fresh where state <> 'started') as over,
+       (select min(number) from fresh where state = 'started') as under_way,
+       (select count(*) from fresh) as steps;
+
+-- name: keep_usage
+-- Keep the sums ($3) up to step $2, unless somebody has kept later ones. Index: agent_usage_pkey.
+insert into agent_usage (agent_id, through, sums) values ($1, $2, $3::json)
+on conflict (agent_id) do update set through = excluded.through, sums = excluded.sums
+where agent_usage.through < excluded.through;
 
 -- name: list_steps
 -- The journal of an agent after step $2, oldest first, for people. Index: steps_pkey.
@@ -95,12 +111,21 @@ select step, "timestamp", finished_at, kind, attempt, status, tool_request, tool
 from agent_steps where agent_id = $1 and step > $2 order by step limit $3;
 
 -- name: list_overview
--- Agents of a project with their status, newest first, after a (time, id) key; `$2` is a status or null.
--- Index: agents_newest for the order; the status is derived.
+-- Agents of a project that are not archived, with their status, newest first, after a (time, id) key; `$2` is a status or
+-- null. Index: agents_newest for the order; the status is derived.
 select agent_id, name, status, model, last_step, last_sequence, turns, open_calls, deaths, created_at, updated_at,
        archived_at
 from agents_overview
-where project_id = $1 and ($2::text is null or status = $2)
+where project_id = $1 and archived_at is null and ($2::text is null or status = $2)
+  and ($3::timestamptz is null or (created_at, agent_id) < ($3, $4::uuid))
+order by created_at desc, agent_id desc limit $5;
+
+-- name: list_overview_archived
+-- Archived agents of a project in the same order; `$2` says nothing more. Index: agents_archived.
+select agent_id, name, status, model, last_step, last_sequence, turns, open_calls, deaths, created_at, updated_at,
+       archived_at
+from agents_overview
+where project_id = $1 and archived_at is not null and $2::text = 'archived'
   and ($3::timestamptz is null or (created_at, agent_id) < ($3, $4::uuid))
 order by created_at desc, agent_id desc limit $5;
 

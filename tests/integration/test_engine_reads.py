@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from omnara.db import reads as db_reads
 from omnara.domain.content import TextBlock
-from omnara.engine import reads
+from omnara.engine import lifecycle, reads
 from omnara.engine.inputs import create_input
 from omnara.engine.results import submit_result
 from omnara.engine.scope import AgentPath
@@ -205,6 +206,11 @@ async def test_operators_find_what_needs_them(engine: Engine) -> None:
     assert [row.agent_id for row in page.rows] == [paths[1].agent_id]
     page = await reads.list_overview(engine.deps, engine.p, engine.project, limit=2)
     assert (len(page.rows), page.more) == (2, True)
+    await lifecycle.archive(engine.deps, engine.p, paths[0])
+    page = await reads.list_overview(engine.deps, engine.p, engine.project)
+    assert [row.agent_id for row in page.rows] == [paths[2].agent_id, paths[1].agent_id]
+    page = await reads.list_overview(engine.deps, engine.p, engine.project, status="archived")
+    assert [row.agent_id for row in page.rows] == [paths[0].agent_id]
 
 
 @pytest.mark.parametrize(
@@ -243,3 +249,40 @@ async def test_every_query_is_valid_and_described(engine: Engine) -> None:
             for name in queries:
                 await connection.prepare(queries[name])
                 assert queries.describe(name).description, f"{group}.{name}"
+
+
+async def test_tokens_are_added_up_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks adds up only what came since the sums were last kept, and misses none of it."""
+    monkeypatch.setattr("omnara.engine.status.KEEP_EVERY", 2)
+    path = await engine.agent("go")
+
+    async def tokens() -> dict[str, int]:
+        return (await agent_status(engine.deps, engine.p, path)).usage
+
+    async def through() -> int | None:
+        rows = await engine.fetch("select through from agent_usage where agent_id = $1", path.agent_id)
+        return rows[0]["through"] if rows else None
+
+    assert (await tokens(), await through()) == ({}, None)
+    for turn in range(1, 6):
+        claim = await engine.claim(path)
+        await engine.begin_model(claim)
+        before = {"input_tokens_total": 10 * (turn - 1)} if turn > 1 else {}
+        assert await tokens() == before
+        kept = await through()
+        assert kept is None or kept < turn, "the step under way may yet count"
+        await engine.save_output(claim)
+        assert await tokens() == {"input_tokens_total": 10 * turn}
+        await create_input(engine.deps, engine.p, path, [TextBlock("more")], mode="queued")
+    assert (await through() or 0) >= 4
+    await engine.fetch("update steps set usage = null where agent_id = $1 and number <= 4", path.agent_id)
+    assert await tokens() == {"input_tokens_total": 50}, "steps that were added up are read again"
+
+
+async def test_sums_never_go_back(engine: Engine) -> None:
+    """Two readers keep their sums at a time; the one that saw less comes last."""
+    agent_id = (await engine.agent()).agent_id
+    async with engine.deps.db.acquire() as connection:
+        await db_reads.keep_usage(connection, agent_id, 7, {"input_tokens_total": 70})
+        await db_reads.keep_usage(connection, agent_id, 5, {"input_tokens_total": 50})
+        assert (await db_reads.usage_sums(connection, agent_id)).sums == {"input_tokens_total": 70}

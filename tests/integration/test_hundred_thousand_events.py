@@ -96,9 +96,7 @@ async def test_every_read_is_quick(server: ApiServer, agent: str) -> None:
         flat,
     ]
     times = {path.removeprefix(agent): await median_s(server, path) for path in paths}
-    # The flat view adds up the tokens of all 75,000 steps.
-    limits = {path.removeprefix(agent): LIMIT_S for path in paths} | {flat: 3 * LIMIT_S}
-    assert {path: round(seconds, 3) for path, seconds in times.items() if seconds > limits[path]} == {}
+    assert {path: round(seconds, 3) for path, seconds in times.items() if seconds > LIMIT_S} == {}
 
 
 async def test_a_page_takes_the_memory_of_a_page(server: ApiServer, agent: str) -> None:
@@ -139,4 +137,4 @@ async def test_a_message_is_answered_from_the_checkpoint_on(server: ApiServer, a
     start = time.perf_counter()
     await server.say(agent, embed(say("warm")))
     assert (await server.settled(agent))["output"] == "warm"
-    assert time.perf_counter() - start < 3
+    assert time.perf_counter() - start < LIMIT_S
