@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import click
 import msgspec
@@ -16,8 +15,8 @@ from omnara.settings import load
 
 T = TypeVar("T")
 
-_STATUSES: Final = ("running", "waiting", "idle", "pausing", "paused", "crashed")
-"""Of agents that are not archived, which are not listed. Source: the view `agents_overview`."""
+_STATUSES: Final = ("running", "waiting", "idle", "pausing", "paused", "crashed", "archived")
+"""Archived agents are listed only when asked for. Source: the view `agents_overview`."""
 
 
 @click.group("agents")
@@ -115,22 +114,9 @@ def describe(event: Event) -> str:
 @click.option("--status", type=click.Choice(_STATUSES), help="Only agents in this status.")
 @json_option
 def list_agents(status: str | None, as_json: bool) -> None:
-    """List the active agents of the default project, newest first. `--status crashed` finds what needs you."""
-
-    async def work(client: Client) -> list[dict[str, Any]]:
-        limit = asyncio.Semaphore(8)
-
-        async def row(agent: Any) -> dict[str, Any]:
-            async with limit:
-                found = await client.status(agent.id)
-            return {"id": agent.id, "status": found.status, "name": agent.name, "created_at": agent.created_at}
-
-        agents = await client.agents()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(row(agent)) for agent in agents]
-        return [task.result() for task in tasks]
-
-    rows = [row for row in _with_client(work) if status is None or row["status"] == status]
+    """List the agents of the default project, newest first. `--status crashed` finds what needs you."""
+    agents = _with_client(lambda client: client.agents(status=status))
+    rows = [{"id": one.id, "status": one.status, "name": one.name, "created_at": one.created_at} for one in agents]
     if as_json:
         print_json(rows)
     else:

@@ -26,6 +26,11 @@ class _Page(msgspec.Struct):
     next_cursor: str | None = None
 
 
+class _Agents(msgspec.Struct):
+    data: list[Agent]
+    next_cursor: str | None = None
+
+
 class _Events(msgspec.Struct):
     data: list[Event]
     has_more: bool
@@ -106,6 +111,22 @@ class Client:
     async def status(self, agent: str) -> AgentStatus:
         """Return what the agent is doing and what it said last."""
         return await self._http.request("GET", f"/agents/{agent}", AgentStatus)
+
+    async def agents(self, *, status: str | None = None) -> list[Agent]:
+        """Return the agents of the key's default project, newest first: those in `status`, or all but archived ones."""
+        return [agent async for agent in self.each_agent(status=status)]
+
+    async def each_agent(self, *, status: str | None = None) -> AsyncIterator[Agent]:
+        """Yield what `agents` returns, a page at a time: the next one is asked for when this one is used up."""
+        params = {"limit": "100"} if status is None else {"limit": "100", "status": status}
+        while True:
+            page = await self._http.request("GET", "/agents", _Agents, params=params)
+            for agent in page.data:
+                self._links[agent.id] = agent.links
+                yield agent
+            if page.next_cursor is None:
+                return
+            params["cursor"] = page.next_cursor
 
     async def pause(self, agent: str) -> AgentStatus:
         """Let the running step finish, then hold. Messages are still accepted."""
@@ -223,10 +244,6 @@ class Client:
         return bool(answer.get("affected"))
 
     # --- the project --------------------------------------------------------------------------------------
-
-    async def agents(self) -> list[Agent]:
-        """Return the active agents of the key's default project, newest first."""
-        return await self._all(f"{await self.project_path()}/agents", Agent)
 
     async def project_path(self) -> str:
         """Return `/api/v1/orgs/…/projects/…` of the oldest project that this key can see. ApiError 404 if none."""

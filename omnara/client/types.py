@@ -53,11 +53,13 @@ class AgentStatus(msgspec.Struct, frozen=True):
 
 
 class Agent(msgspec.Struct, frozen=True):
-    """One line of the list of agents."""
+    """One line of the list of agents. `status` is a word such as `AgentStatus` has."""
 
     id: str
     name: str
-    state: str
+    status: str
+    model: str
+    links: Links
     created_at: datetime
 
 

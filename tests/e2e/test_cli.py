@@ -153,7 +153,7 @@ async def test_settings_show_values_and_no_secrets() -> None:
         (["serve"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 2, "OMNARA_SECRET_ENCRYPTION_KEYS"),
         (["keys", "list"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 3, "is the database up?"),
         (["doctor"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 1, "start Postgres, or mend host"),
-        (["agents", "list", "--status", "bogus"], {}, 2, "'idle', 'pausing', 'paused', 'crashed'"),
+        (["agents", "list", "--status", "bogus"], {}, 2, "'idle', 'pausing', 'paused', 'crashed', 'archived'"),
         (["serve"], {"ANTHROPIC_API_KEY": "sk-ant\nx"}, 2, "ANTHROPIC_API_KEY must be printable ASCII"),
         (["serve"], {"OMNARA_ALLOWED_PRIVATE_HOSTS": "*"}, 2, "OMNARA_ALLOWED_PRIVATE_HOSTS: '*' is a wildcard"),
         (["demo", "--folder", "/nonexistent"], {}, 2, "does not exist"),
@@ -204,6 +204,8 @@ async def test_an_agent_from_launch_to_delete(caller: dict[str, str]) -> None:
     assert (await omnara("agents", "show", agent, "--json", environment=caller)).json()["status"] == "archived"
     remaining = (await omnara("agents", "list", "--json", environment=caller)).json()
     assert agent not in [row["id"] for row in remaining]
+    archived = (await omnara("agents", "list", "--status", "archived", "--json", environment=caller)).json()
+    assert {"id": agent, "status": "archived", "name": "cli test"}.items() <= archived[0].items()
 
 
 async def test_work_shows_in_the_metrics(server: Served, model: ModelServer) -> None:

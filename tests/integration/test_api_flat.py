@@ -1,4 +1,4 @@
-"""The five flat routes: one request launches, one looks, three steer."""
+"""The flat routes: one request launches, one lists, one looks, three steer."""
 
 from __future__ import annotations
 
@@ -162,3 +162,73 @@ async def test_other_peoples_agents_do_not_exist(server: ApiServer) -> None:
     assert missing.status == 404
     refused = await server.call("POST", "/agents", BODY, key=stranger)
     assert (refused.status, refused.code) == (403, "forbidden"), "without a project there is nowhere to launch"
+
+
+# --- the list ---------------------------------------------------------------------------------------------
+
+
+async def pages(server: ApiServer, query: str) -> list[list[str]]:
+    """The ids of each page."""
+    found: list[list[str]] = []
+    cursor = ""
+    while True:
+        page = await server.get(f"/agents?{query}{cursor}")
+        found.append([agent["id"] for agent in page["data"]])
+        if page["next_cursor"] is None:
+            return found
+        cursor = f"&cursor={page['next_cursor']}"
+
+
+async def test_agents_are_listed_by_status_page_by_page(server: ApiServer) -> None:
+    made = [(await launch(server, name=f"listed {number}"))["id"] for number in range(7)]
+    for agent in made[:5]:
+        assert (await server.call("POST", f"/agents/{agent}/pause")).status == 200
+    assert (await server.call("DELETE", f"/agents/{made[0]}")).status == 200
+    assert await pages(server, "status=paused&limit=2") == [[made[4], made[3]], [made[2], made[1]]]
+    assert made[0] in [agent for page in await pages(server, "status=archived&limit=3") for agent in page]
+    everyone = [agent for page in await pages(server, "limit=3") for agent in page]
+    assert everyone[:6] == made[:0:-1]
+    assert len(everyone) == len(set(everyone))
+    one = (await server.get("/agents?status=paused&limit=1"))["data"][0]
+    alone = await server.get(f"/agents/{made[4]}")
+    same = ("id", "name", "status", "model", "links", "created_at")
+    assert {name: one[name] for name in same} == {name: alone[name] for name in same}
+
+
+@pytest.mark.parametrize("query", ["status=bogus", "limit=0", "limit=101", "cursor=x", "sort=name", "status="])
+async def test_bad_queries_of_the_list_are_refused(server: ApiServer, query: str) -> None:
+    refused = await server.call("GET", f"/agents?{query}")
+    code = "invalid_request" if query == "cursor=x" else "validation_failed"
+    assert (refused.status, refused.code) == (400, code)
+
+
+async def test_a_cursor_is_of_its_status(server: ApiServer) -> None:
+    for _ in range(2):
+        agent = (await launch(server))["id"]
+        await server.call("POST", f"/agents/{agent}/pause")
+    cursor = (await server.get("/agents?status=paused&limit=1"))["next_cursor"]
+    refused = await server.call("GET", f"/agents?status=idle&limit=1&cursor={cursor}")
+    assert (refused.status, refused.code) == (400, "invalid_request")
+
+
+async def test_the_client_asks_once_per_page(server: ApiServer) -> None:
+    from omnara.client import Client
+
+    made = [(await launch(server))["id"] for _ in range(3)]
+    for agent in made:
+        assert (await server.call("DELETE", f"/agents/{agent}")).status == 200
+    async with Client(server.url, server.key) as client:
+        asked: list[tuple[str, str]] = []
+        request = client._http.request
+
+        async def counted(method: str, path: str, *rest: Any, **options: Any) -> Any:
+            asked.append((method, path))
+            return await request(method, path, *rest, **options)
+
+        client._http.request = counted  # type: ignore[method-assign]
+        found = await client.agents(status="archived")
+        assert [agent.id for agent in found][:3] == made[::-1]
+        assert asked == [("GET", "/agents")]
+        assert made[0] not in [agent.id for agent in await client.agents()]
+        await client.links(made[0])
+        assert asked == [("GET", "/agents"), ("GET", "/agents")], "the list told the links"

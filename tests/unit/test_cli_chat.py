@@ -6,6 +6,7 @@ import base64
 import io
 import random
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from omnara.cli.chat.piped import TurnFailed, _Turn
 from omnara.cli.chat.screen import rendered, tail
 from omnara.cli.chat.transcript import markdown
 from omnara.cli.chat.view import View
-from omnara.client import Agent, Delta, Event, Interaction, file_block, turn_is_over
+from omnara.client import Agent, Delta, Event, Interaction, Links, file_block, turn_is_over
 from omnara.client.files import MAX_FILE_BYTES
 
 # --- Markdown that grows ----------------------------------------------------------------------------------
@@ -469,9 +470,7 @@ def test_the_name_of_a_file_tells_its_type(name: str, kind: str) -> None:
 
 def test_an_agent_is_meant_by_id_name_or_beginning() -> None:
     agents = [
-        msgspec.convert(
-            {"id": f"agt_{name}", "name": name, "state": "active", "created_at": "2026-01-01T00:00:00Z"}, Agent
-        )
+        Agent(f"agt_{name}", name, "idle", "m", Links("", "", "", "", ""), datetime(2026, 1, 1, tzinfo=UTC))
         for name in ("review", "reviewer", "Bob")
     ]
     for wanted, found in (

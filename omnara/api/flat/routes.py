@@ -1,4 +1,4 @@
-"""The five flat routes: launch, look, pause, resume, delete, in the key's default project.
+"""The flat routes: launch, list, look, pause, resume, delete, in the key's default project.
 
 They are another door to the same agents: `links` lead to the scoped API for everything else.
 """
@@ -6,39 +6,51 @@ They are another door to the same agents: `links` lead to the scoped API for eve
 from __future__ import annotations
 
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
+from omnara.access.roles import ProjectScope
 from omnara.api.body import check_depth
+from omnara.api.cursors import Binding, Position
 from omnara.api.flat.types import (
     FlatAgent,
+    FlatAgentSummary,
     FlatLaunchResponse,
     FlatStep,
     FlatTool,
     LaunchFlatRequest,
     Links,
+    ListFlatAgentsResponse,
     ResumeRequest,
+    Status,
 )
-from omnara.api.omnara.decode import given
+from omnara.api.omnara.decode import PageQuery, given
 from omnara.api.omnara.encode import raw, some
 from omnara.api.routing import Call, Route, reply
 from omnara.db.agents import AgentRow
-from omnara.db.reads import StatusRow
-from omnara.engine import launch_flat, lifecycle, resume, status
+from omnara.db.reads import OverviewRow, StatusRow
+from omnara.engine import launch_flat, lifecycle, reads, resume
 from omnara.engine.scope import AgentPath, default_project
-from omnara.engine.status import AgentStatus
+from omnara.engine.status import AgentStatus, agent_status
 from omnara.errors import InvalidRequest
 from omnara.ids import IdKind, encode
 
 _AGENT: Final = {"id": IdKind.AGENT}
 
 
-def links(agent: AgentRow) -> Links:
+class FlatAgentsQuery(PageQuery, frozen=True, kw_only=True):
+    """Which agents to list: those in `status`, or all that are not archived."""
+
+    status: Status | UnsetType = UNSET
+
+
+def links(agent_id: UUID, project: ProjectScope) -> Links:
     """Where the agent is found in the scoped API, as paths on this server."""
-    org, project = encode(IdKind.ORG, agent.org_id), encode(IdKind.PROJECT, agent.project_id)
-    base = f"/api/v1/orgs/{org}/projects/{project}/agents/{encode(IdKind.AGENT, agent.id)}"
+    org, within = encode(IdKind.ORG, project.org_id), encode(IdKind.PROJECT, project.project_id)
+    base = f"/api/v1/orgs/{org}/projects/{within}/agents/{encode(IdKind.AGENT, agent_id)}"
     return Links(
         inputs=f"{base}/inputs",
         events=f"{base}/events",
@@ -46,6 +58,10 @@ def links(agent: AgentRow) -> Links:
         tool_calls=f"{base}/tool-calls",
         interactions=f"{base}/interactions",
     )
+
+
+def _links_of(agent: AgentRow) -> Links:
+    return links(agent.id, ProjectScope(agent.org_id, agent.project_id))
 
 
 async def launch(call: Call) -> web.StreamResponse:
@@ -67,7 +83,7 @@ async def launch(call: Call) -> web.StreamResponse:
     )
     agent = launched.agent
     answer = FlatLaunchResponse(
-        id=encode(IdKind.AGENT, agent.id), name=agent.name, links=links(agent), created_at=agent.created_at
+        id=encode(IdKind.AGENT, agent.id), name=agent.name, links=_links_of(agent), created_at=agent.created_at
     )
     return reply(201 if launched.created else 200, answer)
 
@@ -78,6 +94,48 @@ def _tool(tool: str | FlatTool) -> str | launch_flat.FlatTool:
     check_depth(tool.input_schema)
     mode = tool.permission if tool.permission.startswith("always_") else f"always_{tool.permission}"
     return launch_flat.FlatTool(tool.name, tool.description, tool.input_schema, mode)
+
+
+async def list_agents(call: Call) -> web.StreamResponse:
+    """A page of the agents of the caller's default project with their status, newest first."""
+    query: FlatAgentsQuery = call.query
+    project = default_project(call.principal)
+    status, cursor = given(query.status), given(query.cursor)
+    binding = Binding("flat-agents", (str(project.project_id), status))
+    position = None if cursor is None else binding.decode(cursor)
+    page = await reads.list_overview(
+        call.context.deps,
+        call.principal,
+        project,
+        status=status,
+        after=None if position is None else (position.time, position.id),
+        limit=query.limit,
+    )
+    last = page.rows[-1] if page.more else None
+    return reply(
+        200,
+        ListFlatAgentsResponse(
+            data=[_summary(row, project) for row in page.rows],
+            next_cursor=None if last is None else binding.encode(Position.at(last.created_at, last.agent_id)),
+        ),
+    )
+
+
+def _summary(row: OverviewRow, project: ProjectScope) -> FlatAgentSummary:
+    word: Any = row.status
+    return FlatAgentSummary(
+        id=encode(IdKind.AGENT, row.agent_id),
+        name=row.name,
+        status=word,
+        model=row.model,
+        steps=row.last_step,
+        turns=row.turns,
+        open_calls=row.open_calls,
+        links=links(row.agent_id, project),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        archived_at=some(row.archived_at),
+    )
 
 
 async def get(call: Call) -> web.StreamResponse:
@@ -111,7 +169,7 @@ def _path(call: Call) -> AgentPath:
 
 
 async def _status(call: Call) -> web.StreamResponse:
-    return reply(200, flat_agent(await status.agent_status(call.context.deps, call.principal, _path(call))))
+    return reply(200, flat_agent(await agent_status(call.context.deps, call.principal, _path(call))))
 
 
 def flat_agent(found: AgentStatus) -> FlatAgent:
@@ -131,7 +189,7 @@ def flat_agent(found: AgentStatus) -> FlatAgent:
         output=found.output,
         usage=found.usage,
         diagnosis=some(found.diagnosis),
-        links=links(agent),
+        links=_links_of(agent),
         created_at=agent.created_at,
         updated_at=agent.updated_at,
         archived_at=some(agent.archived_at),
@@ -165,6 +223,15 @@ ROUTES: Final = (
         body=LaunchFlatRequest,
         idempotent=True,
         responses={200: FlatLaunchResponse, 201: FlatLaunchResponse},
+    ),
+    Route(
+        method="GET",
+        path="/agents",
+        operation_id="listFlatAgents",
+        handler=list_agents,
+        query=FlatAgentsQuery,
+        responses={200: ListFlatAgentsResponse},
+        errors=frozenset({400, 401, 403, 404, 503}),
     ),
     Route(
         method="GET",

@@ -1,4 +1,4 @@
-"""Requests and answers of the five flat routes: agents for people who start with one HTTP call."""
+"""Requests and answers of the flat routes: agents for people who start with one HTTP call."""
 
 from __future__ import annotations
 
@@ -90,6 +90,29 @@ class FlatAgent(Wire, frozen=True, kw_only=True):
     created_at: Timestamp
     updated_at: Timestamp
     archived_at: Timestamp | UnsetType = UNSET
+
+
+class FlatAgentSummary(Wire, frozen=True, kw_only=True):
+    """An agent in a list: which one it is and how it is doing, without what it said or used."""
+
+    id: AgentID
+    name: str
+    status: Status
+    model: str
+    steps: int
+    turns: int
+    open_calls: int
+    links: Links
+    created_at: Timestamp
+    updated_at: Timestamp
+    archived_at: Timestamp | UnsetType = UNSET
+
+
+class ListFlatAgentsResponse(Wire, frozen=True, kw_only=True):
+    """A page of agents, newest first."""
+
+    data: list[FlatAgentSummary]
+    next_cursor: str | None
 
 
 class ResumeRequest(Wire, frozen=True, kw_only=True):

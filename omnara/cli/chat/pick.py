@@ -48,10 +48,9 @@ async def find(client: Client, wanted: str) -> str:
 
 async def latest(client: Client) -> str:
     """Return the id of the agent that was launched last. Raises ClickException when there is none."""
-    agents = await client.agents()
-    if not agents:
-        raise click.ClickException("there is no active agent; launch one with --model PROVIDER/SLUG")
-    return agents[0].id
+    async for agent in client.each_agent():
+        return agent.id
+    raise click.ClickException("there is no active agent; launch one with --model PROVIDER/SLUG")
 
 
 def complete_agent(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
