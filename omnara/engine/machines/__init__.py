@@ -1,0 +1,1 @@
+"""Use cases of machines: who may use them, what runs on them, and how that ends."""

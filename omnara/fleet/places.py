@@ -1,0 +1,31 @@
+"""What the driver needs to know of the places where pool machines live; the provisioner's half is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from omnara.db.fleet import MachineClaim
+from omnara.machines.processes import Home
+
+__all__ = ["Places"]
+
+
+class Places(Protocol):
+    """The places that this replica reaches. For a claim that is held; each method reads the machine's row itself."""
+
+    def reach(self) -> Sequence[tuple[str, str]]:
+        """Return pairs of provider and host, as machines name them; an empty host for those that name none."""
+        ...
+
+    async def open_home(self, claim: MachineClaim) -> Home:
+        """Return the processes of a machine. Raises HomeLost when it cannot be reached now, LookupError when the claim
+        or the machine has moved on."""
+        ...
+
+    async def mend(self, claim: MachineClaim) -> bool:
+        """Look at a machine whose home is lost; True when a new container takes its place (with another generation).
+
+        Raises what keeps it from that; the same may succeed later.
+        """
+        ...
