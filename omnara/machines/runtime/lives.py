@@ -1,0 +1,253 @@
+"""The processes of a home as this runtime lives with them: prepared, granted, run and watched, ended, released.
+
+Nothing here knows of a connection. What is to be told goes into the outbox; what must not be lost is in the home.
+Source: machines.md §4 (daemon sequence), §6 (when which report is sent).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Final, Literal, cast
+
+from omnara.clock import Deadline
+from omnara.log import get_logger
+from omnara.machines import wire
+from omnara.machines.processes import Home, HomeFull, ProcessRecord, ProcessSpec, StartFailed
+from omnara.machines.runtime.outbox import Outbox
+from omnara.machines.runtime.reports import never_started, started_event, storage_event
+from omnara.machines.runtime.tasks import Tasks
+from omnara.machines.runtime.timing import Timing
+
+__all__ = ["Life", "Lives"]
+
+log = get_logger(__name__)
+
+_NEVER: Final = 2**63 - 1
+"""An output offset that is never reached: a watch with it returns for the end alone."""
+
+
+class Life:
+    """One process that is not settled. `fault` is the report of one that is not in the home because it cannot start."""
+
+    __slots__ = ("doomed", "fault", "granted", "over", "process_id", "released", "running", "wait_s")
+
+    def __init__(self, process_id: str, wait_s: float) -> None:
+        self.process_id = process_id
+        self.wait_s = wait_s
+        self.granted = False
+        self.running = False
+        self.over = False
+        self.doomed = False
+        self.released = False
+        self.fault: wire.ProcessFinished | None = None
+
+
+class Lives:
+    """All processes of one home. One instance per runtime; its tasks live as long as the runtime."""
+
+    def __init__(self, home: Home, outbox: Outbox, timing: Timing, tasks: Tasks) -> None:
+        self._home = home
+        self._outbox = outbox
+        self._timing = timing
+        self._tasks = tasks
+        self._lives: dict[str, Life] = {}
+        self.kept: set[str] = set()
+        """Processes that are in the home, also those that are over: what can be read."""
+
+    @property
+    def live(self) -> list[Life]:
+        """The processes that are not settled yet."""
+        return list(self._lives.values())
+
+    def get(self, process_id: str) -> Life | None:
+        """Return the process if it is not settled."""
+        return self._lives.get(process_id)
+
+    # --- handing over ---------------------------------------------------------------------------------------
+
+    async def prepare(self, offer: wire.ProcessOffer) -> bool:
+        """Make an offered process durable; True when its grant is to be asked for. Known ones are left alone.
+
+        What cannot be started asks for its grant as well, and is reported as failed after it. A full disk is reported
+        at once. May be cancelled. Raises HomeLost.
+        """
+        if offer.process_id in self._lives or offer.process_id in self.kept:
+            return False
+        life = self._lives[offer.process_id] = Life(offer.process_id, min(offer.wait_ms, wire.MAX_WAIT_MS) / 1000)
+        try:
+            spec = _spec(offer)
+            await self._home.prepare(spec)
+        except StartFailed as error:
+            life.fault = never_started(offer.process_id, "start_failed", str(error))
+        except HomeFull:
+            life.over = True
+            self._outbox.add(offer.process_id, "exit", "connection", storage_event(offer.process_id))
+            return False
+        except BaseException:
+            del self._lives[offer.process_id]
+            raise
+        else:
+            self.kept.add(offer.process_id)
+        return True
+
+    def grant(self, process_id: str) -> bool:
+        """Run a process whose grant has come; False when there is none to be run. Again for the same one: nothing."""
+        life = self._lives.get(process_id)
+        if life is None:
+            return False
+        if life.granted:
+            return True
+        life.granted = True
+        if life.doomed and life.fault is None:
+            # Never begun: what is in the home goes with it, and only this runtime remembers that it is to be reported.
+            life.fault = never_started(process_id, "terminated_before_start", "it was to be ended before it began")
+            self._spawn(self._forget(process_id), "forget")
+        if life.fault is not None:
+            life.over = True
+            self._outbox.add(process_id, "exit", "memory", life.fault)
+        else:
+            self.start(life)
+        return True
+
+    async def close_preparation(self, process_id: str) -> None:
+        """Remove a process that was not granted, and will not be. Raises HomeLost."""
+        life = self._lives.get(process_id)
+        if life is not None and (life.running or life.over):
+            return
+        self._lives.pop(process_id, None)
+        self._outbox.discard(process_id)
+        await self._forget(process_id)
+
+    def line_lost(self) -> None:
+        """Drop what only the lost line knew: the server offers it again."""
+        for life in self.live:
+            ungranted_fault = life.fault is not None and not life.granted
+            if ungranted_fault or (life.over and self._outbox.find(life.process_id, "exit") is None):
+                del self._lives[life.process_id]
+
+    # --- running --------------------------------------------------------------------------------------------
+
+    def start(self, life: Life) -> None:
+        """Run a granted process in the background: at most once, whatever is asked."""
+        if life.running or life.over:
+            return
+        life.granted = life.running = True
+        self._spawn(self._run(life), f"run {life.process_id}")
+
+    def start_again(self, record: ProcessRecord) -> None:
+        """Run a process whose grant got lost on the way: prepared by this runtime or by an earlier one."""
+        life = self._lives.setdefault(record.process_id, Life(record.process_id, self._timing.restart_wait_s))
+        life.granted = False
+        self.grant(record.process_id)
+
+    def follow(self, record: ProcessRecord) -> None:
+        """Go on with a process that runs since an earlier runtime, in the background."""
+        life = self._lives.setdefault(record.process_id, Life(record.process_id, self._timing.restart_wait_s))
+        if not life.running and not life.over:
+            life.granted = life.running = True
+            self._spawn(self._follow(life, record, told=record.started_acknowledged), f"follow {record.process_id}")
+
+    async def _run(self, life: Life) -> None:
+        deadline = Deadline(life.wait_s)
+        try:
+            record = await self._home.execute(life.process_id, life.wait_s)
+            if record.exit is None and record.output_end > 0:
+                settle_s = min(self._timing.settle_s, deadline.remaining_s)
+                record = await self._home.watch(life.process_id, _NEVER, settle_s)
+            await self._follow(life, record, told=False)
+        except HomeFull:
+            life.over = True
+            # Not kept: after a reconnection it is claimed as prepared, and the server decides anew.
+            self._outbox.add(life.process_id, "exit", "connection", storage_event(life.process_id))
+        finally:
+            life.running = False
+
+    async def _follow(self, life: Life, record: ProcessRecord, *, told: bool) -> None:
+        try:
+            while record.exit is None:
+                if record.execution_committed and not record.supervisor_live:
+                    log.warning("the keeper of a command is gone", process_id=life.process_id)
+                    await self._home.stop(life.process_id, "supervisor_lost")
+                elif not told and not life.released:
+                    event = await started_event(self._home, record)
+                    self._outbox.add(life.process_id, "started", "home", event)
+                    told = True
+                record = await self._home.watch(life.process_id, _NEVER, self._timing.watch_s)
+        finally:
+            life.running = False
+        life.over = True
+        if not life.released:
+            self._outbox.add(life.process_id, "exit", "home")
+
+    # --- ending ---------------------------------------------------------------------------------------------
+
+    def terminate(self, process_id: str) -> None:
+        """End a process because the server says so, in the background. One that was not granted is doomed if it is."""
+        life = self._lives.get(process_id)
+        if life is None or life.over:
+            return
+        if not life.granted:
+            life.doomed = True
+        elif not life.released:
+            self._spawn(self._home.stop(process_id, "terminated_by_server"), f"stop {process_id}")
+
+    def release(self, record: ProcessRecord) -> None:
+        """Let go of a process that the server has settled without us: stopped if it runs, and never reported."""
+        life = self._lives.setdefault(record.process_id, Life(record.process_id, 0.0))
+        if life.released:
+            return
+        life.released = True
+        self._outbox.discard(record.process_id)
+        self._spawn(self._release(record), f"release {record.process_id}")
+
+    async def _release(self, record: ProcessRecord) -> None:
+        if not record.execution_committed and record.exit is None:
+            self._lives.pop(record.process_id, None)
+            await self._forget(record.process_id)
+            return
+        if record.exit is None:
+            await self._home.stop(record.process_id, "server_resolved")
+        for action in record.actions:
+            if not action.acknowledged:
+                await self._home.acknowledge(record.process_id, action.action_id)
+        await self._home.acknowledge(record.process_id, "exit")
+        self._lives.pop(record.process_id, None)
+
+    def settled(self, process_id: str) -> None:
+        """The server has the end of a process: only its output is of interest from now on."""
+        self._lives.pop(process_id, None)
+
+    def ended_before(self, process_id: str) -> None:
+        """Report the end of a process that was over before this runtime looked."""
+        life = self._lives.setdefault(process_id, Life(process_id, 0.0))
+        life.granted = life.over = True
+        self._outbox.add(process_id, "exit", "home")
+
+    async def _forget(self, process_id: str) -> None:
+        self.kept.discard(process_id)
+        await self._home.forget(process_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.spawn(work, name)
+
+
+def _spec(offer: wire.ProcessOffer) -> ProcessSpec:
+    """What is to be run. Raises StartFailed for an offer that says that it cannot be, or that no home can run."""
+    if offer.preparation_error:
+        raise StartFailed(offer.preparation_error)
+    if offer.io_mode not in ("", "pipe", "pty"):
+        raise StartFailed("there is no such io_mode")
+    texts = (offer.command, offer.cwd, *offer.env, *offer.env.values())
+    if any("\0" in text for text in texts):
+        raise StartFailed("a command, its directory and its environment cannot contain NUL")
+    if not offer.command.strip():
+        raise StartFailed("there is no command")
+    return ProcessSpec(
+        process_id=offer.process_id,
+        command=offer.command,
+        shell=offer.shell_selector or "default",
+        io_mode=cast("Literal['pipe', 'pty']", offer.io_mode or "pipe"),
+        cwd=offer.cwd,
+        env=offer.env,
+        timeout_seconds=offer.timeout_seconds,
+    )
