@@ -215,6 +215,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float, Spec("OMNARA_MODEL_RETRY_CAP", "Longest such wait, unless the provider asks for more", 0.001, 3600)
     ] = 30.0
 
+    turn_max_model_calls: Annotated[
+        int, Spec("OMNARA_TURN_MAX_MODEL_CALLS", "Answers of the model in one turn, which then ends", 1, 10**6)
+    ] = 1000
+    model_answers_bytes: Annotated[
+        int,
+        Spec("OMNARA_MODEL_ANSWERS_BYTES", "Answers being received; beyond it the largest are retried", 2**20, 2**40),
+    ] = 2**28
+
     # Machines
     machine_heartbeat_s: Annotated[
         float, Spec("OMNARA_MACHINE_HEARTBEAT", "Time between two heartbeats of a daemon", 0.05, 20)

@@ -42,7 +42,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 def build_gateway(settings: Settings) -> ModelGateway:
     """Return the door to models, guarded by the operator's list of private hosts. No I/O."""
-    return ModelGateway(check_address=address_check(allow_list(settings)))
+    return ModelGateway(check_address=address_check(allow_list(settings)), answers_bytes=settings.model_answers_bytes)
 
 
 def build(

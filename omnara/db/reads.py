@@ -19,7 +19,8 @@ from omnara.db.sqlfiles import Queries
 _SQL = Queries("reads")
 
 _PAGE_BYTES: Final = 1024 * 1024
-"""Stored bytes after which a page of events ends early: a model may say megabytes in each of five hundred of them."""
+"""Bytes after which a page of events, or of turns with theirs, ends early: a model may say megabytes in each of five
+hundred of them."""
 
 _LARGEST: Final = 2**53 - 1
 """The largest integer that every reader of JSON keeps exact: no sum goes beyond it."""
@@ -160,6 +161,19 @@ async def events_before(connection: Connection, agent_id: UUID, sequence: int, l
 async def events_at(connection: Connection, agent_id: UUID, sequences: Sequence[int]) -> list[EventRow]:
     """Return the events with these sequences, oldest first."""
     return [EventRow(*row) for row in await connection.fetch(_SQL["events_at"], agent_id, list(sequences))]
+
+
+async def events_of_turns(
+    connection: Connection, agent_id: UUID, sequences: Sequence[int], turns: Sequence[int]
+) -> dict[int, dict[int, EventRow]]:
+    """Return the events with these sequences by their turn (parallel, numbers of turns) and sequence.
+
+    Whole turns only, from the newest on: fewer when they are large, and at least one.
+    """
+    found: dict[int, dict[int, EventRow]] = {}
+    for row in await connection.fetch(_SQL["events_of_turns"], agent_id, sequences, turns, _PAGE_BYTES):
+        found.setdefault(row[0], {})[row[1]] = EventRow(*tuple(row)[1:])
+    return found
 
 
 async def turn_bounds(connection: Connection, agent_id: UUID, turn_id: UUID) -> TurnBounds | None:

@@ -63,7 +63,7 @@ class ContextState:
     # fmt: off
     __slots__ = (
         "_cuts", "_failed_at", "_open", "_shown", "_size", "_told", "_void",
-        "compactions", "generation", "media", "sequence", "settled", "summarized_through", "truncations",
+        "answers", "compactions", "generation", "media", "sequence", "settled", "summarized_through", "truncations",
     )
     # fmt: on
 
@@ -88,8 +88,8 @@ class ContextState:
         """The last event that a checkpoint stands for; -1 without one."""
         self.compactions = 0
         """Checkpoints since the last accepted output or message."""
-        self.truncations = 0
-        """Answers in a row, up to now, that the length limit cut."""
+        self.truncations = self.answers = 0
+        """Answers in a row, up to now, that the length limit cut; and all that were accepted since the last message."""
 
     def start_after(self, checkpoint: Event) -> None:
         """Begin an empty state with a checkpoint, in place of everything it stands for: the next event to apply is the
@@ -174,7 +174,7 @@ class ContextState:
 
     def _apply_input(self, sequence: int, payload: AgentInputPayload) -> None:
         if payload.input_kind == "content":
-            self.compactions = self.truncations = 0
+            self.compactions = self.truncations = self.answers = 0
             for part in input_parts(payload.content_blocks):
                 self._say(sequence, part, awaits=True)
         elif payload.input_kind == "control":
@@ -194,7 +194,7 @@ class ContextState:
             self._failed_at = event.sequence
             return
         truncated = payload.stop_reason == "max_tokens"
-        self.compactions = 0
+        self.compactions, self.answers = 0, event.meta.answers or self.answers + 1
         self.truncations = event.meta.truncations or int(truncated)
         blocks = tuple(block for block in payload.content_blocks if _is_told(block))
         if blocks:  # providers refuse an empty turn; the next one follows what was said before it
@@ -232,7 +232,7 @@ class ContextState:
     def _apply_checkpoint(self, payload: CheckpointPayload, meta: EventMeta) -> None:
         through = payload.summarized_through_event_sequence
         self.compactions = meta.compactions or self.compactions + 1
-        self.truncations = meta.truncations or self.truncations
+        self.truncations, self.answers = meta.truncations or self.truncations, meta.answers or self.answers
         if through <= self.summarized_through:
             return  # it is the one that this state began with, or an older one
         # A cut, not a filter: an output stands before what it had not seen, so sequences may step back.

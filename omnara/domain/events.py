@@ -66,8 +66,9 @@ class EventMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     """Engine-only facts of a model output (what it had seen, which model made it) and of a checkpoint.
 
     `truncations` counts the answers in a row that the length limit cut, this one included; `continues`: the turn goes
-    on after this one by itself. `compactions` counts the checkpoints since the last accepted output. A checkpoint
-    repeats both counts, since whoever reads from it does not read what came before.
+    on after this one by itself. `compactions` counts the checkpoints since the last accepted output, `answers` the
+    model's answers in this turn, this one included. A checkpoint repeats the counts, since whoever reads from it does
+    not read what came before.
     """
 
     frontier: int = 0
@@ -78,6 +79,7 @@ class EventMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     truncations: int = 0
     continues: bool = False
     compactions: int = 0
+    answers: int = 0
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -146,7 +146,12 @@ def save_checkpoint(
         turn_sequence=begun.turn_sequence,
         payload=encode_payload(payload),
         meta=encode_payload(
-            EventMeta(begun.frontier, truncations=context.truncations, compactions=context.compactions + 1)
+            EventMeta(
+                begun.frontier,
+                truncations=context.truncations,
+                compactions=context.compactions + 1,
+                answers=context.answers,
+            )
         ),
     )
     return msgspec.structs.replace(

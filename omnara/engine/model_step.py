@@ -138,8 +138,9 @@ class SavedOutput(msgspec.Struct, frozen=True):
         return tuple(entry for entry in self.calls if entry.call.run)
 
 
-def accept_output(begun: Begun, plan: StepPlan, done: Completed, truncations: int = 0) -> SavedOutput:
-    """Turn a provider's answer into the events and calls that are saved. `truncations`: cut answers right before it.
+def accept_output(begun: Begun, plan: StepPlan, done: Completed, truncations: int = 0, answers: int = 0) -> SavedOutput:
+    """Turn a provider's answer into the events and calls that are saved. `truncations`: cut answers right before it;
+    `answers`: all before it in its turn.
 
     An answer that the length limit cut goes on in the next step, unless too many in a row were: then an error says so.
     None of its calls runs: which of them was cut in mid-arguments cannot be told for sure.
@@ -153,7 +154,7 @@ def accept_output(begun: Begun, plan: StepPlan, done: Completed, truncations: in
     blocks = [block for raw in done.blocks if (block := _output_block(raw, by_id)) is not None]
     payload = ModelOutputPayload(encode(IdKind.MODEL_CALL, begun.call_id), _stop_reason(done, calls), blocks)
     goes_on = cuts <= MAX_CONTINUATIONS and (cut or bool(calls))
-    meta = msgspec.structs.replace(_meta(begun, plan), truncations=cuts, continues=goes_on and cut)
+    meta = msgspec.structs.replace(_meta(begun, plan), truncations=cuts, continues=goes_on and cut, answers=answers + 1)
     output = NewEvent(
         id=new_uuid(),
         kind="model_output",

@@ -169,24 +169,31 @@ async def list_turn_events(
 
 
 async def list_turns(deps: Deps, p: Principal, path: AgentPath, before: int, limit: int) -> TurnPage:
-    """Return turns before turn number `before` (0 means all), newest first."""
+    """Return turns before turn number `before` (0 means all), newest first; fewer when their events are large."""
     async with deps.db.acquire() as connection:
         agent = await agent_in_scope(connection, p, path, ProjectAction.READ)
         page = _page(await db.list_turns(connection, agent.id, before or NEWEST, limit + 1), limit)
-        events = await _turn_highlights(connection, agent.id, page.rows)
-    return TurnPage(agent, [_turn(row, events) for row in page.rows], page.more)
+        events = await _highlights(connection, agent.id, page.rows)
+    # A turn whose events did not fit begins the next page.
+    kept = [row for row in page.rows if row.turn_sequence in events]
+    more = page.more or len(kept) < len(page.rows)
+    return TurnPage(agent, [_turn(row, events[row.turn_sequence]) for row in kept], more)
 
 
-async def _turn_highlights(connection: Connection, agent_id: UUID, turns: Sequence[TurnRow]) -> dict[int, EventRow]:
-    wanted: set[int] = set()
+async def _highlights(
+    connection: Connection, agent_id: UUID, turns: Sequence[TurnRow]
+) -> dict[int, dict[int, EventRow]]:
+    """The noteworthy events of each turn, as far as they fit on a page."""
+    wanted: list[tuple[int, int]] = []
     for turn in turns:
-        wanted.update(range(turn.first_sequence, turn.openings_until))
-        wanted.add(turn.until - 1)
+        own = {*range(turn.first_sequence, turn.openings_until), turn.until - 1}
         if turn.latest_semantic is not None:
-            wanted.add(turn.latest_semantic)
+            own.add(turn.latest_semantic)
+        wanted += [(sequence, turn.turn_sequence) for sequence in own]
     if not wanted:
         return {}
-    return {event.sequence: event for event in await db.events_at(connection, agent_id, sorted(wanted))}
+    sequences, of_turns = zip(*wanted, strict=True)
+    return await db.events_of_turns(connection, agent_id, sequences, of_turns)
 
 
 def _turn(row: TurnRow, events: dict[int, EventRow]) -> Turn:

@@ -10,6 +10,7 @@ from omnara.providers import anthropic_messages, openai_chat, openai_responses
 from omnara.providers.http import AddressCheck, ConnectorFactory, HttpPool
 from omnara.providers.probe import ProbeResult, ProbeTarget, probe_models
 from omnara.providers.protocol import Failed, ModelAdapter, ModelCall, Outcome
+from omnara.providers.received import DEFAULT_BYTES, Received
 from omnara.providers.streaming import HttpAdapter
 
 
@@ -22,16 +23,19 @@ class ModelGateway:
         check_address: AddressCheck | None = None,
         connector_factory: ConnectorFactory | None = None,
         trust_env: bool = False,
+        answers_bytes: int = DEFAULT_BYTES,
     ) -> None:
         """`check_address(host, ip, port)` returns why an address must not be dialled, or None; it also sees
         literal addresses. `connector_factory` replaces the connector and with it the check of resolved names.
+        `answers_bytes` bounds what all answers being received hold together: see `Received`.
         """
         self._check_address = check_address
         self._pool = HttpPool(check_address=check_address, connector_factory=connector_factory, trust_env=trust_env)
+        received = Received(answers_bytes)
         self._adapters: dict[str, ModelAdapter] = {
-            anthropic_messages.API_FORMAT: HttpAdapter(anthropic_messages.AnthropicMessages(), self._pool),
-            openai_chat.API_FORMAT: HttpAdapter(openai_chat.OpenAIChat(), self._pool),
-            openai_responses.API_FORMAT: HttpAdapter(openai_responses.OpenAIResponses(), self._pool),
+            anthropic_messages.API_FORMAT: HttpAdapter(anthropic_messages.AnthropicMessages(), self._pool, received),
+            openai_chat.API_FORMAT: HttpAdapter(openai_chat.OpenAIChat(), self._pool, received),
+            openai_responses.API_FORMAT: HttpAdapter(openai_responses.OpenAIResponses(), self._pool, received),
         }
 
     def register(self, api_format: str, adapter: ModelAdapter) -> None:

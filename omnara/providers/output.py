@@ -32,6 +32,7 @@ from omnara.domain.text import clean_text, is_blank
 from omnara.providers.arguments import read_arguments
 from omnara.providers.json_events import BadEvent
 from omnara.providers.protocol import MAX_CALL_ID_BYTES, Completed, CompletedBlock, Failed, RequestedCall
+from omnara.providers.sse import StreamTooLarge
 
 BlockKind = Literal["text", "thinking", "call"]
 MALFORMED: Final = "malformed_answer"
@@ -43,6 +44,10 @@ MAX_CALLS: Final = 1_000
 
 MAX_ARGUMENTS: Final = 8 * 1024 * 1024
 """Characters of all arguments of one answer together: reading them holds up everybody else in the process."""
+
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+"""Text, reasoning and arguments of one answer together, in UTF-8: far above what the longest answer of any model has,
+and what one row of the log, every later request and every reader still take."""
 
 _MAX_NAME: Final = 256
 _DELTAS: Final[dict[BlockKind, Callable[[int, str], StreamDelta]]] = {
@@ -87,6 +92,7 @@ class OutputBuilder:
         self._sink = sink
         self._blocks: list[_Block] = []
         self._ids: set[str] = set()
+        self._size = 0
 
     @property
     def provider_ids(self) -> list[str]:
@@ -124,11 +130,11 @@ class OutputBuilder:
         return len(self._blocks) - 1
 
     def add(self, index: int, piece: str) -> None:
-        """Append to block `index`. Empty pieces are nothing."""
+        """Append to block `index`. Empty pieces are nothing. Raises StreamTooLarge at the bound of the answer."""
         if not piece:
             return
         block = self._blocks[index]
-        block.pieces.append(piece)
+        self._keep(block, piece)
         if self._sink is None:
             return
         if block.half:
@@ -139,6 +145,12 @@ class OutputBuilder:
                 return
         self._sink(_DELTAS[block.kind](index, clean_text(piece)))
 
+    def _keep(self, block: _Block, piece: str) -> None:
+        self._size += len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogatepass"))
+        if self._size > MAX_ANSWER_BYTES:
+            raise StreamTooLarge(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
+        block.pieces.append(piece)
+
     def settle(self, index: int, text: str) -> None:
         """Say what block `index` came to, where the provider repeats it whole: that counts, whatever its pieces said.
 
@@ -148,7 +160,8 @@ class OutputBuilder:
         if not block.pieces:
             self.add(index, text)
         elif text and block.raw() != text:
-            block.pieces[:] = [text]
+            block.pieces.clear()
+            self._keep(block, text)
 
     def close(self, index: int) -> None:
         """Close block `index`; once more does nothing."""

@@ -30,6 +30,7 @@ ErrorKind = Literal[
     "billing_account",
     "invalid_request",
     "replay_rejected",
+    "response_too_large",
     "unknown",
 ]
 

@@ -19,7 +19,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class StreamTooLarge(Exception):
-    """The response, or one event of it, is over its stated bound."""
+    """The response, one event of it, or what it says is over its stated bound. To ask again would bring the same."""
 
 
 class SseParser:

@@ -21,6 +21,7 @@ from omnara.providers.http import AddressRefused, Expired, HttpPool, Refusal
 from omnara.providers.json_events import BadEvent
 from omnara.providers.output import OutputBuilder
 from omnara.providers.protocol import Completed, Failed, ModelCall, ModelTarget, Outcome
+from omnara.providers.received import CutOff, Received, Share
 from omnara.providers.sse import SseParser, StreamTooLarge
 
 
@@ -73,8 +74,9 @@ class Wire(Protocol):
 class _Receiver:
     """Bytes to events to the assembler."""
 
-    def __init__(self, assembler: Assembler) -> None:
+    def __init__(self, assembler: Assembler, share: Share) -> None:
         self._parser = SseParser()
+        self._share = share
         self._event = assembler.event
         self._assembler = assembler
         self.done = False
@@ -85,6 +87,7 @@ class _Receiver:
 
     def feed(self, chunk: bytes) -> bool:
         fresh = False
+        self._share.add(len(chunk))
         for data in self._parser.feed(chunk):
             if self._event(data):
                 fresh = True
@@ -97,9 +100,11 @@ class _Receiver:
 class HttpAdapter:
     """A model adapter for one wire format."""
 
-    def __init__(self, wire: Wire, pool: HttpPool) -> None:
+    def __init__(self, wire: Wire, pool: HttpPool, received: Received | None = None) -> None:
+        """`received`: what the answers of the whole process share."""
         self._wire = wire
         self._pool = pool
+        self._received = received or Received()
 
     async def call(self, call: ModelCall, sink: Sink | None) -> Outcome:
         """See `ModelAdapter.call`."""
@@ -107,7 +112,8 @@ class HttpAdapter:
             call.history.suppress(call.context.sequence)
         body = self._wire.body(call)
         assembler = self._wire.assembler(call, OutputBuilder(call.new_call_id, sink))
-        outcome = await self._attempt(call, body, assembler)
+        with self._received.answer() as share:
+            outcome = await self._attempt(call, body, assembler, share)
         if sink is not None:
             _announce(outcome, sink)
         return outcome
@@ -115,9 +121,9 @@ class HttpAdapter:
     async def close(self) -> None:
         """See `ModelAdapter.close`. Nothing is held: the pool belongs to whoever made it."""
 
-    async def _attempt(self, call: ModelCall, body: bytes, assembler: Assembler) -> Outcome:
+    async def _attempt(self, call: ModelCall, body: bytes, assembler: Assembler, share: Share) -> Outcome:
         target, replays = call.target, call.history.replays > 0
-        receiver = _Receiver(assembler)
+        receiver = _Receiver(assembler, share)
         try:
             headers = request_headers(target, self._wire.headers, self._wire.key_header)
             await self._pool.stream(self._wire.url(target), headers, body, target.limits, receiver)
@@ -128,7 +134,9 @@ class HttpAdapter:
             )
         except StreamedError as error:
             return from_stream(error.value, key=target.api_key, replays=replays, request_id=receiver.request_id)
-        except (BadEvent, StreamTooLarge, Expired) as error:
+        except StreamTooLarge as error:
+            return _too_large(error, target, receiver.request_id)
+        except (BadEvent, CutOff, Expired) as error:
             return _transient(str(error), target, ambiguous=True, request_id=receiver.request_id)
         except (AddressRefused, BadCredential, aiohttp.InvalidURL) as error:
             return _refused(error, target)
@@ -156,6 +164,16 @@ def _transient(text: str, target: ModelTarget, *, ambiguous: bool, request_id: s
         kind="transient",
         message=safe_message(text, target.api_key),
         ambiguous=ambiguous,
+        request_id=request_id,
+    )
+
+
+def _too_large(error: StreamTooLarge, target: ModelTarget, request_id: str) -> Failed:
+    """Nobody could keep it, and it is paid for: another try would most likely cost the same again."""
+    return Failed(
+        kind="response_too_large",
+        message=safe_message(f"response_too_large: {error}", target.api_key),
+        ambiguous=True,
         request_id=request_id,
     )
 

@@ -43,6 +43,7 @@ from omnara.engine.model_step import (
 from omnara.engine.plan import StepPlan
 from omnara.engine.recovery import quarantine
 from omnara.engine.tool_step import Finished, RunningCall, ToolsBegun, mark_running, run_calls, save_results
+from omnara.engine.turn_limit import turn_limit
 from omnara.log import get_logger
 from omnara.providers.protocol import Completed, Failed
 from omnara.providers.replay import DamagedReplay
@@ -138,6 +139,8 @@ class AgentRun(KeptClaim):
         plan = self._at(await self._get_plan(), begun.attempt)
         entry = await self._memory.up_to(begun.frontier)
         context = entry.context
+        if (over := turn_limit(context, self._deps.settings.turn_max_model_calls)) is not None:
+            return await self._end_turn(begun, plan, over)
         if plan.problem is None and not plan.room.fits(context):
             return await self._shorten(begun, plan, context, too_long(plan, plan.room.needs(context)))
         probes.hit("model_begun", agent_id=self.claim.agent_id, attempt=begun.attempt)
@@ -145,7 +148,7 @@ class AgentRun(KeptClaim):
             outcome = await call_model(self._deps, self.claim.agent_id, begun, plan, entry)
             output = None
             if isinstance(outcome, Completed):
-                output = accept_output(begun, plan, outcome, context.truncations)
+                output = accept_output(begun, plan, outcome, context.truncations, context.answers)
         except DamagedReplay as damage:
             raise DamagedLog([damage.sequence], str(damage)) from damage
         except Exception:  # a fault of ours spends an attempt: it must not spin, with a paid call each time

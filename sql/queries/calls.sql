@@ -41,15 +41,21 @@ where t.agent_id = $1 and t.output_sequence in (
 
 -- name: list_calls
 -- Tool calls, oldest first, after a (time, id) key; filters are null when absent. Reads the calls of one agent. Up to $6,
--- fewer when their inputs together pass $7 stored bytes; `found` says how many there were, up to $6.
+-- fewer when their inputs together pass $7 bytes (see `events_after`); `found` says how many there were, up to $6.
 -- Index: tool_calls_pkey.
 select id, agent_id, output_sequence, ordinal, turn_id, turn_sequence, provider_call_id, name, type, input, state, outcome,
        created_at, completed_at, found
 from (
-  select p.*, sum(p.size) over (order by created_at, id) - p.size as bytes_before, count(*) over () as found
-  from (select *, pg_column_size(input) as size from tool_calls
-         where agent_id = $1 and ($2::text is null or state = $2) and ($3::text is null or type = $3)
-           and ($4::timestamptz is null or (created_at, id) > ($4, $5::uuid))
-         order by created_at, id limit $6) p
-) q where bytes_before < $7
+  select s.*, sum(s.size) over (order by created_at, id) - s.size as bytes_before
+  from (
+    select q.*, case when pg_column_compression(input) is null then stored else octet_length(input::text) end as size
+    from (
+      select p.*, sum(p.stored) over (order by created_at, id) - p.stored as stored_before, count(*) over () as found
+      from (select *, pg_column_size(input) as stored from tool_calls
+             where agent_id = $1 and ($2::text is null or state = $2) and ($3::text is null or type = $3)
+               and ($4::timestamptz is null or (created_at, id) > ($4, $5::uuid))
+             order by created_at, id limit $6) p
+    ) q where stored_before < $7
+  ) s
+) t where bytes_before < $7
 order by created_at, id;

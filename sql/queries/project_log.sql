@@ -50,19 +50,27 @@ order by g.agent_id;
 
 -- name: events_of_ranges
 -- The events of agents $1 after sequences $2 up to sequences $3, agent by agent, at most $4 rows, fewer when together they
--- pass $5 stored bytes. Index: events_pkey.
+-- pass $5 bytes (see `events_after`). Index: events_pkey.
 select p.agent_id, p.sequence, p.id, p.kind, p.turn_id, p.turn_sequence, p.is_opening, p.payload, p.created_at
 from (
-  select q.*, sum(pg_column_size(q.payload)) over (order by q.place, q.sequence) - pg_column_size(q.payload) as bytes_before
+  select z.*, sum(z.size) over (order by z.place, z.sequence) - z.size as bytes_before
   from (
-    select r.place, e.agent_id, e.sequence, e.id, e.kind, e.turn_id, e.turn_sequence, e.is_opening, e.payload, e.created_at
+   select y.*, case when pg_column_compression(y.payload) is null then y.stored
+                    else octet_length(y.payload::text) end as size
+   from (
+    select q.*, sum(q.stored) over (order by q.place, q.sequence) - q.stored as stored_before
+    from (
+    select r.place, e.agent_id, e.sequence, e.id, e.kind, e.turn_id, e.turn_sequence, e.is_opening, e.payload, e.created_at,
+           pg_column_size(e.payload) as stored
     from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as r (agent_id, low, high, place)
     cross join lateral (
       select * from events v where v.agent_id = r.agent_id and v.sequence > r.low and v.sequence <= r.high
       order by v.sequence limit $4
     ) e
     order by r.place, e.sequence limit $4
-  ) q
+    ) q
+   ) y where y.stored_before < $5
+  ) z
 ) p
 where p.bytes_before < $5
 order by p.place, p.sequence;

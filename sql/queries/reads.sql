@@ -1,21 +1,36 @@
 -- name: events_after
--- A page of the log after sequence $2, oldest first: up to $3 events, fewer when together they pass $4 stored bytes.
--- `found` says how many there were, up to $3. Index: events_pkey.
+-- A page of the log after sequence $2, oldest first: up to $3 events, fewer when together they pass $4 bytes. First by what
+-- is stored, which costs nothing to know, then by what that is unpacked: what compresses well is not unpacked by the
+-- hundred. `found` says how many there were, up to $3. Index: events_pkey.
 select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, found
 from (
-  select p.*, sum(p.size) over (order by sequence) - p.size as bytes_before, count(*) over () as found
-  from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, pg_column_size(payload) as size
-          from events where agent_id = $1 and sequence > $2 order by sequence limit $3) p
-) q where bytes_before < $4 order by sequence;
+  select r.*, sum(r.size) over (order by sequence) - r.size as bytes_before
+  from (
+    select q.*, case when pg_column_compression(payload) is null then stored else octet_length(payload::text) end as size
+    from (
+      select p.*, sum(p.stored) over (order by sequence) - p.stored as stored_before, count(*) over () as found
+      from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at,
+                   pg_column_size(payload) as stored
+              from events where agent_id = $1 and sequence > $2 order by sequence limit $3) p
+    ) q where stored_before < $4
+  ) r
+) t where bytes_before < $4 order by sequence;
 
 -- name: events_before
 -- A page of the log before sequence $2, newest first, with the same bounds. Index: events_pkey.
 select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, found
 from (
-  select p.*, sum(p.size) over (order by sequence desc) - p.size as bytes_before, count(*) over () as found
-  from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, pg_column_size(payload) as size
-          from events where agent_id = $1 and sequence < $2 order by sequence desc limit $3) p
-) q where bytes_before < $4 order by sequence desc;
+  select r.*, sum(r.size) over (order by sequence desc) - r.size as bytes_before
+  from (
+    select q.*, case when pg_column_compression(payload) is null then stored else octet_length(payload::text) end as size
+    from (
+      select p.*, sum(p.stored) over (order by sequence desc) - p.stored as stored_before, count(*) over () as found
+      from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at,
+                   pg_column_size(payload) as stored
+              from events where agent_id = $1 and sequence < $2 order by sequence desc limit $3) p
+    ) q where stored_before < $4
+  ) r
+) t where bytes_before < $4 order by sequence desc;
 
 -- name: turn_bounds
 -- Where a turn starts and (exclusive) ends; the end of the last turn is null. Index: turns_agent_id_id_key, turns_pkey.
@@ -25,14 +40,21 @@ select t.turn_sequence, t.first_sequence,
 from turns t where t.agent_id = $1 and t.id = $2;
 
 -- name: turn_events
--- A page of one turn's events before sequence $3 and from $2 on, newest first; up to $4, or $5 stored bytes.
+-- A page of one turn's events before sequence $3 and from $2 on, newest first; up to $4, or $5 bytes, as above.
 -- Index: events_pkey.
 select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, found
 from (
-  select p.*, sum(p.size) over (order by sequence desc) - p.size as bytes_before, count(*) over () as found
-  from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at, pg_column_size(payload) as size
-          from events where agent_id = $1 and sequence >= $2 and sequence < $3 order by sequence desc limit $4) p
-) q where bytes_before < $5 order by sequence desc;
+  select r.*, sum(r.size) over (order by sequence desc) - r.size as bytes_before
+  from (
+    select q.*, case when pg_column_compression(payload) is null then stored else octet_length(payload::text) end as size
+    from (
+      select p.*, sum(p.stored) over (order by sequence desc) - p.stored as stored_before, count(*) over () as found
+      from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at,
+                   pg_column_size(payload) as stored
+              from events where agent_id = $1 and sequence >= $2 and sequence < $3 order by sequence desc limit $4) p
+    ) q where stored_before < $5
+  ) r
+) t where bytes_before < $5 order by sequence desc;
 
 -- name: list_turns
 -- Turns before turn $2, newest first, with the sequences of their noteworthy events. A turn's openings stand together at
@@ -56,6 +78,24 @@ order by t.turn_sequence desc;
 -- The events with the given sequences, oldest first. Index: events_pkey.
 select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at
 from events where agent_id = $1 and sequence = any($2::bigint[]) order by sequence;
+
+-- name: events_of_turns
+-- The events with sequences $2, which are noteworthy in the turns $3 (parallel, newest turn first): of whole turns only, as
+-- many as do not pass $4 bytes together with those before them, and at least one. Bounded as above. Index: events_pkey.
+select turn, sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at
+from (
+  select r.*, sum(r.size) over (order by turn desc) - sum(r.size) over (partition by turn) as bytes_before
+  from (
+    select q.*, case when pg_column_compression(payload) is null then stored else octet_length(payload::text) end as size
+    from (
+      select p.*, sum(p.stored) over (order by turn desc) - sum(p.stored) over (partition by turn) as stored_before
+      from (select w.turn, e.sequence, e.id, e.kind, e.turn_id, e.turn_sequence, e.is_opening, e.payload, e.created_at,
+                   pg_column_size(e.payload) as stored
+              from unnest($2::bigint[], $3::bigint[]) as w (sequence, turn)
+              join events e on e.agent_id = $1 and e.sequence = w.sequence) p
+    ) q where stored_before < $4
+  ) r
+) t where bytes_before < $4 order by turn desc, sequence;
 
 -- name: agent_status
 -- What the flat API says of an agent besides its output. Index: agent_sched_pkey, steps_pkey.

@@ -1,14 +1,22 @@
 -- name: page
--- Up to $3 events of one agent after sequence $2, fewer when together they pass $4 stored bytes, beside the head of its
--- log; one row with null event columns when there is no such event, no row when there is no such agent.
+-- Up to $3 events of one agent after sequence $2, fewer when together they pass $4 bytes (see `events_after`), beside the
+-- head of its log; one row with null event columns when there is no such event, no row when there is no such agent.
 -- Index: agent_sched_pkey, events_pkey.
 select s.next_sequence - 1 as head, s.gate,
        e.sequence, e.id, e.kind, e.turn_id, e.turn_sequence, e.is_opening, e.payload, e.created_at
 from agent_sched s
 left join lateral (
-  select p.*, sum(pg_column_size(p.payload)) over (order by p.sequence) - pg_column_size(p.payload) as bytes_before
-  from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at
-          from events where agent_id = s.agent_id and sequence > $2 order by sequence limit $3) p
+  select r.*, sum(r.size) over (order by r.sequence) - r.size as bytes_before
+  from (
+    select q.*, case when pg_column_compression(q.payload) is null then q.stored
+                     else octet_length(q.payload::text) end as size
+    from (
+      select p.*, sum(p.stored) over (order by p.sequence) - p.stored as stored_before
+      from (select sequence, id, kind, turn_id, turn_sequence, is_opening, payload, created_at,
+                   pg_column_size(payload) as stored
+              from events where agent_id = s.agent_id and sequence > $2 order by sequence limit $3) p
+    ) q where q.stored_before < $4
+  ) r
 ) e on e.bytes_before < $4
 where s.agent_id = $1
 order by e.sequence;

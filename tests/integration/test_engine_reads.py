@@ -61,12 +61,13 @@ async def test_events_forwards_and_backwards(engine: Engine) -> None:
         assert (empty.rows, empty.more) == ([], False)
 
 
-async def test_a_page_of_large_events_ends_early(engine: Engine) -> None:
-    """Five hundred outputs may have megabytes each, and a page of them is held in memory."""
+@pytest.mark.parametrize("large", [secrets.token_hex(200_000), "x" * 400_000], ids=["dense", "compressed"])
+async def test_a_page_of_large_events_ends_early(engine: Engine, large: str) -> None:
+    """Five hundred outputs may have megabytes each, and a page of them is held in memory, unpacked."""
     path = await engine.agent("go")
     await engine.turn(path)
     for _ in range(5):
-        await create_input(engine.deps, engine.p, path, [TextBlock(secrets.token_hex(200_000))], mode="steering")
+        await create_input(engine.deps, engine.p, path, [TextBlock(large)], mode="steering")
     await engine.turn(path)
     every = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     first = await reads.events_after(engine.deps, engine.p, path, 0, 50)
@@ -80,6 +81,37 @@ async def test_a_page_of_large_events_ends_early(engine: Engine) -> None:
     [turn, *_] = (await reads.list_turns(engine.deps, engine.p, path, 0, 10)).rows
     some = await reads.list_turn_events(engine.deps, engine.p, path, turn.row.id, 0, 50)
     assert (some.more, some.rows[-1].sequence, len(some.rows) < 6) == (True, 9, True)
+
+
+@pytest.mark.parametrize("large", [secrets.token_hex(200_000), "x" * 400_000], ids=["dense", "compressed"])
+async def test_a_page_of_turns_with_large_messages_ends_early(engine: Engine, large: str) -> None:
+    path = await engine.agent("go")
+    await engine.turn(path)
+    for _ in range(6):
+        await create_input(engine.deps, engine.p, path, [TextBlock(large)], mode="queued")
+        await engine.turn(path)
+    seen: list[int] = []
+    sizes: list[int] = []
+    before, more = 0, True
+    while more:
+        page = await reads.list_turns(engine.deps, engine.p, path, before, 50)
+        seen += [turn.row.turn_sequence for turn in page.rows]
+        sizes.append(sum(len(event.payload) for turn in page.rows for event in turn.openings))
+        before, more = page.rows[-1].row.turn_sequence, page.more
+    assert seen == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert all(size < 2**20 + 500_000 for size in sizes), sizes
+    assert len(sizes) >= 2
+
+
+async def test_a_turn_that_is_larger_than_a_page_is_one(engine: Engine) -> None:
+    path = await engine.agent("go")
+    await engine.turn(path)
+    for _ in range(4):
+        await create_input(engine.deps, engine.p, path, [TextBlock("x" * 400_000)], mode="steering")
+    await engine.turn(path)
+    page = await reads.list_turns(engine.deps, engine.p, path, 0, 50)
+    assert ([turn.row.turn_sequence for turn in page.rows], page.more) == ([3], True)
+    assert len(page.rows[0].openings) == 4
 
 
 async def test_turns_with_their_noteworthy_events(engine: Engine) -> None:

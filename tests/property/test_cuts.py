@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,20 +41,23 @@ class Story:
         elif kind == "error":
             log.error(f"error {log.last}.")
         elif kind == "cut":
-            log.output(TextBlock(f"half {log.last}."), stop="max_tokens", meta=EventMeta(log.last, truncations=1))
+            log.output(TextBlock(f"half {log.last}."), stop="max_tokens", meta=self._meta(truncations=1))
         elif kind in ("ask", "late"):
-            log.output(TextBlock(f"answer {log.last}."), meta=EventMeta(seen))
+            log.output(TextBlock(f"answer {log.last}."), meta=EventMeta(seen, answers=1))
         self.state.extend(log.events)
 
     def _tools(self, *, cancel: bool = False) -> None:
         calls = [call_block(n=self.log.last) for _ in range(self._draw(st.integers(1, 2)))]
-        self.log.output(*calls)
+        self.log.output(*calls, meta=self._meta())
         if cancel:
             self.log.cancel()
         for call in self._draw(st.permutations(calls)):
             if self._draw(st.booleans()):
                 self.log.config_change()
             self.log.result(call.tool_call_id, TextBlock(f"result {self.log.last}."))
+
+    def _meta(self, *, truncations: int = 0) -> EventMeta:
+        return EventMeta(self.log.last, truncations=truncations, answers=self.state.answers + 1)
 
     def cut(self) -> int | None:
         """Cut anywhere that is allowed and return what the checkpoint stands for."""
@@ -67,6 +71,7 @@ class Story:
         if cut.index is not None:
             assert cut.before == sum(map(message_bytes, gone))
         meta = EventMeta(compactions=self.state.compactions + 1, truncations=self.state.truncations)
+        meta = msgspec.structs.replace(meta, answers=self.state.answers)
         self.log.checkpoint(cut.through, f"summary {self.log.last}.", meta)
         self.state.extend(self.log.events)
         return cut.through
@@ -102,6 +107,7 @@ def test_a_reader_who_starts_at_the_checkpoint_sees_the_same_conversation(told: 
     assert fresh.cuts() == story.state.cuts()
     assert fresh.told_bytes == story.state.told_bytes
     assert (fresh.compactions, fresh.truncations) == (story.state.compactions, story.state.truncations)
+    assert fresh.answers == story.state.answers
     check_well_formed(fresh.messages())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -21,6 +21,8 @@ class Canned:
         self.connections: set[object] = set()
         self.turns_before_end = 0
         """Turns of the event loop between the last piece and the end of the body."""
+        self.script: Callable[[bytes], AsyncIterator[bytes]] | None = None
+        """Makes the pieces from the body of a request, in place of `pieces`."""
 
     def say(self, *events: object) -> None:
         """Send these values as the data of events; bytes and text go out as they are."""
@@ -33,8 +35,12 @@ class Canned:
         self.connections.add(request.transport)
         response = web.StreamResponse(headers=self.headers)
         await response.prepare(request)
-        for piece in self.pieces:
-            await response.write(piece)
+        if self.script is not None:
+            async for piece in self.script(self.requests[-1][1]):
+                await response.write(piece)
+        else:
+            for piece in self.pieces:
+                await response.write(piece)
         for _ in range(self.turns_before_end):
             await asyncio.sleep(0)
         await response.write_eof()

@@ -18,6 +18,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 import omnara
 from omnara.domain.content import TextBlock
 from omnara.providers import ApiKey, Completed, Failed, Limits, ModelGateway, ModelTarget
+from omnara.providers.retry import RetryIn, Stop, decide_retry
 from tests.support.agent_log import Driver
 from tests.support.canned_stream import Canned, canned, chunks
 
@@ -160,7 +161,7 @@ async def test_large_requests_lines_and_answers(gateway: ModelGateway, endpoint:
     endpoint.pieces = [b"data: ", b"x" * 40_000_000, b"\n\n"]
     refused = await attempt(gateway, target(endpoint))
     assert isinstance(refused, Failed)
-    assert (refused.kind, refused.ambiguous) == ("transient", True)
+    assert (refused.kind, refused.ambiguous) == ("response_too_large", True)
     assert "an event is larger than" in refused.message
     endpoint.pieces = [b": " + b"x" * 1_000_000 + b"\n"] * 70
     refused = await attempt(gateway, target(endpoint))
@@ -317,3 +318,78 @@ def test_a_key_does_not_show_itself() -> None:
     assert KEY not in repr(ModelTarget(revision_id="r", provider="p", api_format=CHAT, slug="s", api_key=key))
     assert key == ApiKey(KEY)
     assert len({key, ApiKey(KEY), ApiKey("other")}) == 2
+
+
+LARGE = "x" * 500_000
+SAID = {
+    ANTHROPIC: (
+        {"type": "message_start", "message": {"usage": {"input_tokens": 1}}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
+        *[
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": LARGE}}
+            for _ in range(40)
+        ],
+    ),
+    CHAT: (
+        {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "look"}}]}}]},
+        *[
+            {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": LARGE}}]}}]}
+            for _ in range(40)
+        ],
+    ),
+    RESPONSES: tuple(
+        {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "item_id": "m", "delta": LARGE}
+        for _ in range(40)
+    ),
+}
+
+
+@pytest.mark.parametrize("api_format", SAID)
+async def test_an_answer_that_nobody_could_keep_is_not_asked_for_again(
+    gateway: ModelGateway, endpoint: Canned, api_format: str
+) -> None:
+    endpoint.say(*SAID[api_format])
+    failed = await attempt(gateway, target(endpoint, api_format=api_format))
+    assert isinstance(failed, Failed)
+    assert failed.kind == "response_too_large"
+    assert failed.message.startswith("response_too_large: the answer is larger than 16777216 bytes")
+    assert decide_retry(failed, 1, "call") == Stop()
+
+
+async def test_answers_of_the_whole_process_have_a_bound(endpoint: Canned) -> None:
+    """The one that takes most is cut, may be asked for again, and gives back what it held; the others go on."""
+    gateway = ModelGateway(answers_bytes=2_000_000)
+    endpoint.say(*chunks({"content": "small"}))
+    small = endpoint.pieces
+    endpoint.say(*chunks(*[{"content": LARGE} for _ in range(5)]))
+    large, begun, release = endpoint.pieces, asyncio.Event(), asyncio.Event()
+
+    async def pieces(request: bytes) -> AsyncIterator[bytes]:
+        if b"large" in request:
+            for piece in large:
+                yield piece
+            return
+        yield small[0]
+        begun.set()
+        await release.wait()
+        for piece in small[1:]:
+            yield piece
+
+    endpoint.script = pieces
+    slow = asyncio.create_task(attempt(gateway, target(endpoint), "small"))
+    async with asyncio.timeout(10):
+        await begun.wait()
+    for _ in range(2):
+        cut = await attempt(gateway, target(endpoint), "large")
+        assert isinstance(cut, Failed)
+        assert (cut.kind, cut.ambiguous) == ("transient", True)
+        assert "take more than 2000000 bytes" in cut.message
+        assert isinstance(decide_retry(cut, 1, "call"), RetryIn)
+    release.set()
+    done = await slow
+    assert isinstance(done, Completed)
+    assert done.blocks == (TextBlock("small"),)
+    large = large[:3] + small[-2:]
+    fits = await attempt(gateway, target(endpoint), "large")
+    assert isinstance(fits, Completed)
+    await gateway.close()
