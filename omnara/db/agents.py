@@ -153,6 +153,13 @@ async def write_hot_row(connection: Connection, hot: HotRow, wake: Wake, *, rele
     )
 
 
+async def write_claimed_row(connection: Connection, hot: HotRow) -> None:
+    """Write the log's end and the open calls of a locked hot row back, for the holder of its claim."""
+    await connection.execute(
+        _SQL["write_claimed_row"], hot.agent_id, hot.next_sequence, hot.batch_sequence, hot.open_calls
+    )
+
+
 async def touch_agent(connection: Connection, agent_id: UUID, config_id: UUID) -> None:
     """Point a locked agent at a config and note the time."""
     await connection.execute(_SQL["touch_agent"], agent_id, config_id)

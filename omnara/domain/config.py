@@ -61,6 +61,36 @@ class ModelChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     fallback_model_ids: tuple[str, ...] = ()
 
 
+class MachineSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="source", tag="machine"):
+    """A machine that every agent gets (public id `mch_…`). In overlays null removes a name; secrets are `sec_…`."""
+
+    machine_id: str
+    ref: str = ""
+    description: str = ""
+    cwd: str = ""
+    env_overlay: dict[str, str | None] = {}
+    secret_env_overlay: dict[str, str | None] = {}
+
+
+class PoolSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="source", tag="pool"):
+    """A pool (`mpo_…`) from which every agent gets machines of its own. None: as the grant or the pool says."""
+
+    pool_id: str
+    initial_num_machines: int = 1
+    max_machines: int = 1
+    cpu: int | None = None
+    memory_mb: int | None = None
+    delete_after_idle_minutes: int | None = None
+    provider_options: dict[str, Any] = {}
+    description: str = ""
+    cwd: str = ""
+    env_overlay: dict[str, str | None] = {}
+    secret_env_overlay: dict[str, str | None] = {}
+
+
+Source = MachineSource | PoolSource
+
+
 class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
     """A compiled config. `tools` holds the enabled ones by name."""
 
@@ -69,6 +99,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
     model: ModelChoice
     tools: dict[str, ToolDefinition]
     temperature: float | None = None
+    machine_sources: tuple[Source, ...] = ()
 
 
 class Compiled(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from omnara.domain.config import (
     Reasoning,
     ToolDefinition,
 )
+from omnara.domain.config_machines import DraftPool, DraftSource, read_sources
 from omnara.domain.config_source import join_path
 from omnara.domain.config_values import Problem, Values, describe
 
@@ -36,7 +37,6 @@ MAX_NAME_CHARS: Final = 256
 _LATER: Final = (
     "event_webhook",
     "integrations",
-    "machine_sources",
     "max_depth",
     "max_subagents",
     "mcp",
@@ -46,7 +46,7 @@ _LATER: Final = (
 )
 """Parts of the format that this release reads past when empty and refuses when used."""
 
-_TOP: Final = frozenset({"version", "instruction", "model", "tools", "temperature", *_LATER})
+_TOP: Final = frozenset({"version", "instruction", "model", "tools", "temperature", "machine_sources", *_LATER})
 _MODEL: Final = frozenset(
     {
         "provider_config",
@@ -72,10 +72,15 @@ class BuiltIn(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The tools of this server, and a check of input schemas that returns (JSON pointer, message) pairs."""
+    """The tools of this server, and a check of input schemas that returns (JSON pointer, message) pairs.
+
+    `machine_tools` come with any machine, `pool_tools` also with a pool, unless the document speaks of them.
+    """
 
     built_in: Mapping[str, BuiltIn]
     schema_problems: Callable[[dict[str, Any]], Iterable[tuple[str, str]]]
+    machine_tools: tuple[str, ...] = ()
+    pool_tools: tuple[str, ...] = ()
 
 
 class DraftFallback(msgspec.Struct, frozen=True):
@@ -98,12 +103,13 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A checked document whose model is not resolved yet."""
+    """A checked document whose model and machines are not resolved yet."""
 
     instruction: str
     model: DraftModel
     tools: dict[str, ToolDefinition]
     temperature: float | None
+    machine_sources: tuple[DraftSource, ...] = ()
 
 
 def check_document(document: Mapping[str, Any], offer: Offer) -> Draft | list[Problem]:
@@ -129,11 +135,12 @@ class _Check(Values):
             self.fault("version", "must be v1")
         instruction = self.text(document, "instruction", "", MAX_INSTRUCTION_CHARS)
         model = self._model(document.get("model"))
-        tools = self._tools(document.get("tools"))
-        temperature = self._temperature(document.get("temperature"))
+        sources = read_sources(self, document.get("machine_sources"))
+        tools = self._tools(document.get("tools")) | self._default_tools(sources, document.get("tools"))
+        temperature = self.number(document, "temperature", 0, 2)
         if instruction is None or model is None:
             return None
-        return Draft(instruction.strip(), model, tools, temperature)
+        return Draft(instruction.strip(), model, tools, temperature, sources)
 
     # --- parts --------------------------------------------------------------------------------------------
 
@@ -208,6 +215,15 @@ class _Check(Values):
                 tools[name] = tool
         return tools
 
+    def _default_tools(self, sources: tuple[DraftSource, ...], named: Any) -> dict[str, ToolDefinition]:
+        """Tools that come with machines and that the document does not name. Source: features.md (default tools)."""
+        names = self._offer.machine_tools if sources else ()
+        if any(isinstance(source, DraftPool) for source in sources):
+            names += self._offer.pool_tools
+        missing = [name for name in names if not isinstance(named, dict) or name not in named]
+        tools = {name: self._built_in(name, {}, join_path("tools", name)) for name in missing}
+        return {name: tool for name, tool in tools.items() if tool is not None}
+
     def _tool(self, name: str, entry: Any) -> ToolDefinition | None:
         path = join_path("tools", name)
         if TOOL_NAME.fullmatch(name) is None:
@@ -277,11 +293,3 @@ class _Check(Values):
         if value.get("parameters") not in (None, {}):
             self.fault(f"{path}.parameters", "must be empty: no mode takes any")
         return msgspec.convert({"mode": mode, "parameters": {}}, Permission)
-
-    def _temperature(self, value: Any) -> float | None:
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 2:
-            self.fault("temperature", "must be a number from 0 to 2")
-            return None
-        return float(value)

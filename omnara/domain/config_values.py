@@ -63,6 +63,16 @@ class Values:
             return None
         return value
 
+    def number(self, mapping: Mapping[str, Any], key: str, low: int, high: int) -> float | None:
+        """A number within bounds, or None when it is not there."""
+        value = mapping.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            self.fault(key, f"must be a number from {low} to {high}")
+            return None
+        return float(value)
+
     def known_keys(self, mapping: Mapping[str, Any], known: frozenset[str], path: str) -> None:
         """Nothing but these keys."""
         for key in mapping:

@@ -87,6 +87,17 @@ class Appending:
 
         Raises RuntimeError when a call was not open any more: the lock rules that out, so the transaction must end.
         """
+        rows = await self._write_rows()
+        await agents.write_hot_row(self._connection, self.hot, wake, release=release)
+        return rows
+
+    async def write_under_claim(self) -> list[EventRow]:
+        """As `write`, for the holder of the agent's claim: it knows what it wrote, so the generation stays. Results only."""
+        rows = await self._write_rows()
+        await agents.write_claimed_row(self._connection, self.hot)
+        return rows
+
+    async def _write_rows(self) -> list[EventRow]:
         if self._turns:
             await agents.open_turns(self._connection, self.hot.agent_id, self._turns)
         created_at: datetime | None = None
@@ -96,7 +107,6 @@ class Appending:
             self.completed = await calls.complete(self._connection, self.hot.agent_id, self._completions)
             if len(self.completed) != len(self._completions):
                 raise RuntimeError("a call was completed twice under the lock of its agent")
-        await agents.write_hot_row(self._connection, self.hot, wake, release=release)
         if created_at is None:
             return []
         return [

@@ -7,6 +7,7 @@ Source: engine.md §7 (permission order); api.md §12.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, assert_never
 
@@ -21,13 +22,15 @@ from omnara.ids import new_uuid
 from omnara.providers.protocol import MAX_CALL_ID_BYTES, RequestedCall
 from omnara.tools.interactions import Form, question_form
 from omnara.tools.permission import Authorised, Authorization, Completed, NeedsPermission, authorise
-from omnara.tools.protocol import ALWAYS_DENY, MALFORMED, Tool, ToolResult, failed
+from omnara.tools.protocol import ALWAYS_DENY, MALFORMED, Effect, Tool, ToolResult, failed
 
 ASK_QUESTION = "ask_question"
 """The built-in whose call is a form for a person."""
 
 CUT_OFF: Final = "The call was cut off by the length limit of the answer. It did not run."
+UNSTORABLE: Final = "The input holds a NUL character or half of a surrogate pair. It did not run."
 MAX_NAME_CHARS: Final = 256
+_REPLACED: Final = "\\ufffd"
 
 
 class AuthorizedCall(msgspec.Struct, frozen=True):
@@ -38,6 +41,8 @@ class AuthorizedCall(msgspec.Struct, frozen=True):
     input: dict[str, Any]
     form: NewInteraction | None = None
     result: ToolResult | None = None
+    runs: bool = False
+    """The engine runs it itself, now. `call.run` says whether it is marked as running meanwhile."""
 
 
 def authorize(requested: RequestedCall, ordinal: int, plan: StepPlan) -> AuthorizedCall:
@@ -75,8 +80,10 @@ def _authorised(requested: RequestedCall, ordinal: int, tool: Tool, tool_input: 
         form = _form(requested, "question", question_form(tool_input["questions"]))
         call = _call(requested, ordinal, tool.type, tool_input, "waiting")
         return AuthorizedCall(call, tool.type, tool_input, form=form)
-    call = _call(requested, ordinal, tool.type, tool_input, "ready", run=tool.type != "custom")
-    return AuthorizedCall(call, tool.type, tool_input)
+    runs = tool.type != "custom"
+    marked = runs and tool.effect is not Effect.TRANSACTIONAL
+    call = _call(requested, ordinal, tool.type, tool_input, "ready", run=marked)
+    return AuthorizedCall(call, tool.type, tool_input, runs=runs)
 
 
 def _verdict(requested: RequestedCall, tool_input: dict[str, Any], policy: ToolPolicy | None) -> Authorization:
@@ -84,7 +91,16 @@ def _verdict(requested: RequestedCall, tool_input: dict[str, Any], policy: ToolP
         return authorise(None, requested.name, tool_input, ALWAYS_DENY)
     if requested.problem is not None:
         return Completed(failed(requested.problem, MALFORMED))
+    if policy.tool.exact and _lost_characters(requested.input, tool_input):
+        return Completed(failed(UNSTORABLE, MALFORMED))
     return authorise(policy.tool, requested.name, tool_input, policy.mode)
+
+
+def _lost_characters(asked: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Whether characters were replaced, and not only written in another way (two surrogates for one character)."""
+    if stored is asked:
+        return False
+    return json.dumps(asked).count(_REPLACED) != json.dumps(stored).count(_REPLACED)
 
 
 def _call(

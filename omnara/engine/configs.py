@@ -23,9 +23,11 @@ from omnara.domain.config_source import SourceError, SourceFormat, read_source
 from omnara.domain.model_limits import Effective, Limits, narrow
 from omnara.domain.text import clean_text
 from omnara.engine.deps import Deps
+from omnara.engine.machines.sources import resolve_sources
 from omnara.engine.scope import project_in_scope
 from omnara.errors import InvalidRequest, NotFound
 from omnara.ids import IdKind, encode, new_uuid
+from omnara.tools.registry import MACHINE_TOOLS, POOL_TOOLS
 from omnara.tools.schema import check_tool_schema
 
 COMPILER_VERSION: Final = "v1"
@@ -129,7 +131,8 @@ async def _resolve(connection: Connection, project: ProjectScope, draft: Draft) 
         reasoning=named.reasoning,
         fallback_model_ids=await _fallbacks(connection, project, draft, first),
     )
-    return model, compiled(Definition("v1", draft.instruction, choice, draft.tools, draft.temperature))
+    sources = await resolve_sources(connection, project, draft.machine_sources)
+    return model, compiled(Definition("v1", draft.instruction, choice, draft.tools, draft.temperature, sources))
 
 
 async def _fallbacks(connection: Connection, project: ProjectScope, draft: Draft, first: str) -> tuple[str, ...]:
@@ -198,7 +201,9 @@ def _offer(deps: Deps) -> Offer:
         tool.name: BuiltIn(frozenset(tool.permission_modes), tool.default_permission.mode)
         for tool in deps.registry.values()
     }
-    return Offer(built_in, lambda schema: [(p.path, p.message) for p in check_tool_schema(schema)])
+    return Offer(
+        built_in, lambda schema: [(p.path, p.message) for p in check_tool_schema(schema)], MACHINE_TOOLS, POOL_TOOLS
+    )
 
 
 async def _with_model(connection: Connection, row: ConfigRow) -> ConfigView:

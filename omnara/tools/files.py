@@ -1,4 +1,4 @@
-"""What the file tools may see: the artifacts of the agent that calls them, and no other's.
+"""What the file tools may see: the artifacts of the agent that calls them and its machines, and no other's.
 
 An interface, so that tools know nothing of where files are kept. Source: features.md (files, `/artifacts`).
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import UUID
 
 import msgspec
 
 from omnara.domain.content import ResultBlock
+
+if TYPE_CHECKING:
+    from omnara.tools.protocol import ToolResult
 
 PATH_SCHEMA: Final = {
     "type": "string",
@@ -55,6 +58,18 @@ class FileStore(Protocol):
 
     async def spill(self, agent_id: UUID, tool: str, blocks: Sequence[ResultBlock]) -> list[ResultBlock]:
         """Return a result's blocks; too big ones are put into a file, and a preview of it returned."""
+        ...
+
+
+class MachineFiles(Protocol):
+    """Files between an agent's machines and its artifacts. Failures are raised as `omnara.errors.Unavailable`."""
+
+    async def upload(self, agent_id: UUID, call_id: UUID, tool_input: dict[str, Any]) -> ToolResult:
+        """Make a file of a machine an artifact of the agent."""
+        ...
+
+    async def download(self, agent_id: UUID, call_id: UUID, tool_input: dict[str, Any]) -> ToolResult:
+        """Write an artifact of the agent to a file of a machine."""
         ...
 
 

@@ -16,7 +16,7 @@ import msgspec
 from omnara.domain.content import INTERRUPTED_TEXT, ResultBlock, StructuredDataBlock, TextBlock
 from omnara.domain.events import Outcome
 from omnara.tools.extract import Extractor
-from omnara.tools.files import FileStore
+from omnara.tools.files import FileStore, MachineFiles
 from omnara.tools.ssrf import AllowList, HttpSessionFactory, Resolver, open_session
 
 __all__ = [
@@ -60,12 +60,15 @@ class Effect(StrEnum):
     """What running a tool does, which decides how the engine treats it.
 
     OUTSIDE: acts on the world; its start is committed first and it is never repeated. INTERNAL: only reads or
-    writes our own database. WAIT: something durable completes it later (a question, a client).
+    writes our own database. WAIT: something durable completes it later (a question, a client). TRANSACTIONAL: changes
+    our own state, in one transaction with what becomes of the call, so it stays ready until then and is never
+    interrupted; the transaction completes it, or leaves it to something durable. Source: engine.md §7 (phases).
     """
 
     OUTSIDE = "outside"
     INTERNAL = "internal"
     WAIT = "wait"
+    TRANSACTIONAL = "transactional"
 
 
 class PermissionSelection(msgspec.Struct, frozen=True):
@@ -88,6 +91,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that a model may be offered.
 
     `shown_chars` bounds how much of a stored text result goes into a request to a model; None shows all of it.
+    `exact`: an input with characters that cannot be stored is refused, since replacing them would change what is done.
     """
 
     name: str
@@ -98,6 +102,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     default_permission: PermissionSelection = PermissionSelection(ALWAYS_ALLOW)
     permission_modes: tuple[str, ...] = (ALWAYS_ALLOW, ALWAYS_ASK, ALWAYS_DENY)
     shown_chars: int | None = None
+    exact: bool = False
 
 
 class ToolResult(msgspec.Struct, frozen=True):
@@ -127,7 +132,8 @@ class ToolLimits(msgspec.Struct, frozen=True):
 
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process gives to its tools. Without `files` long results stay as they are and there is nothing to read.
+    """What the process gives to its tools. Without `files` long results stay as they are and there is nothing to read;
+    without `machine_files` no file goes to or comes from a machine.
     Built once and shared: tools keep no state of their own in it."""
 
     extractor: Extractor
@@ -136,6 +142,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     open_session: HttpSessionFactory = open_session
     limits: ToolLimits = ToolLimits()
     files: FileStore | None = None
+    machine_files: MachineFiles | None = None
 
 
 class ToolExecutor(Protocol):

@@ -15,7 +15,15 @@ from typing import Final
 
 import msgspec
 
-from omnara.tools.builtin import ask_question, read_file, search_files, web_fetch
+from omnara.tools.builtin import (
+    ask_question,
+    machine_files,
+    machine_processes,
+    machines,
+    read_file,
+    search_files,
+    web_fetch,
+)
 from omnara.tools.protocol import (
     ALWAYS_ALLOW,
     ALWAYS_ASK,
@@ -37,8 +45,10 @@ __all__ = [
     "BUILT_IN",
     "CUSTOM_DEFAULT",
     "FILE_TOOLS",
+    "MACHINE_TOOLS",
     "MCP_DEFAULT",
     "PERMISSION_MODES",
+    "POOL_TOOLS",
     "SHOWN_CHARS",
     "Catalog",
     "CatalogEntry",
@@ -49,7 +59,19 @@ __all__ = [
     "unsupported",
 ]
 
-_SHIPPED: Final = (ask_question.TOOL, read_file.TOOL, search_files.TOOL, web_fetch.TOOL)
+_MACHINE: Final = (
+    machine_processes.RUN_COMMAND,
+    machine_processes.READ_PROCESS,
+    machine_processes.WRITE_PROCESS,
+    machine_processes.STOP_PROCESS,
+    machine_processes.LIST_PROCESSES,
+    machines.LIST_MACHINES,
+    machines.INSPECT_MACHINE,
+    machine_files.UPLOAD_FILE,
+    machine_files.DOWNLOAD_FILE,
+)
+_POOL: Final = (machines.CREATE_MACHINE, machines.DELETE_MACHINE)
+_SHIPPED: Final = (ask_question.TOOL, read_file.TOOL, search_files.TOOL, web_fetch.TOOL, *_MACHINE, *_POOL)
 _TOOLS: Final = {tool.name: tool for tool in sorted(_SHIPPED, key=lambda tool: tool.name)}
 
 BUILT_IN: Final[Mapping[str, Tool]] = MappingProxyType(_TOOLS)
@@ -63,7 +85,15 @@ SHOWN_CHARS: Final[Mapping[str, int]] = {
 FILE_TOOLS: Final = (read_file.TOOL.name, search_files.TOOL.name)
 """Tools that every agent may use as soon as it has a file to read; others are its config's choice."""
 
+MACHINE_TOOLS: Final = tuple(tool.name for tool in _MACHINE)
+"""Tools that a config with machines gets unless it says otherwise. Source: features.md (default tools)."""
+
+POOL_TOOLS: Final = tuple(tool.name for tool in _POOL)
+"""And those that it gets when a pool is among its machines."""
+
 _EXECUTORS: Final[dict[str, ToolExecutor]] = {
+    machine_files.UPLOAD_FILE.name: machine_files.upload,
+    machine_files.DOWNLOAD_FILE.name: machine_files.download,
     read_file.TOOL.name: read_file.execute,
     search_files.TOOL.name: search_files.execute,
     web_fetch.TOOL.name: web_fetch.execute,

@@ -55,6 +55,11 @@ update agent_sched set
   inputs_gen = inputs_gen + 1
 where agent_id = $1;
 
+-- name: write_claimed_row
+-- The end of the log and the open calls, after results that the claim holder itself wrote: nobody has to look again, so the
+-- generation stays. The hot row is locked, and the claim was compared under the lock. Index: agent_sched_pkey.
+update agent_sched set next_sequence = $2, batch_sequence = $3, open_calls = $4 where agent_id = $1;
+
 -- name: touch_agent
 -- Note that an agent changed, and point it at a config. The hot row is locked. Index: agents_pkey.
 update agents set current_config_id = $2, updated_at = statement_timestamp() where id = $1;

@@ -112,7 +112,7 @@ def test_permission_in_short_and_long(permission: Any) -> None:
             "tools.look.input_schema.required.0",
         ),
         ({"tools": {f"t{n}": LOOK for n in range(129)}}, "tools"),
-        ({"machine_sources": [{"machine_pool_name": "p"}]}, "machine_sources"),
+        ({"machine_sources": [{"machine_pool_name": "p"}]}, "machine_sources.0"),
         ({"mcp": {"linear": {"url": "https://x"}}}, "mcp"),
         ({"skills": ["skl_x"]}, "skills"),
     ],

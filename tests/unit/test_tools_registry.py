@@ -13,7 +13,7 @@ from omnara.domain.content import INTERRUPTED_TEXT, StructuredDataBlock, TextBlo
 from omnara.tools import registry
 from omnara.tools.extract import Extractor
 from omnara.tools.protocol import ToolCallRequest, ToolContext, ToolLimits, ToolResult, succeeded
-from omnara.tools.registry import BUILT_IN, SHOWN_CHARS, catalog, execute
+from omnara.tools.registry import BUILT_IN, MACHINE_TOOLS, POOL_TOOLS, SHOWN_CHARS, catalog, execute
 from omnara.tools.schema import check_tool_schema
 
 
@@ -28,7 +28,7 @@ def context(limits: ToolLimits | None = None) -> ToolContext:
 def test_the_catalog_lists_what_can_be_run_sorted_by_name() -> None:
     served = msgspec.json.decode(msgspec.json.encode(catalog()))
     names = [entry["name"] for entry in served["built_in_tools"]]
-    assert names == ["ask_question", "read_file", "search_files", "web_fetch"]
+    assert names == sorted(["ask_question", "read_file", "search_files", "web_fetch", *MACHINE_TOOLS, *POOL_TOOLS])
     assert set(served) == {"built_in_tools", "custom_tool_permissions", "mcp_tool_permissions"}
     for entry in served["built_in_tools"]:
         assert set(entry) == {"name", "description", "default_permission", "permission_modes"}

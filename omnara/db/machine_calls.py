@@ -1,0 +1,136 @@
+"""What the machine tools write: processes and their actions, under the lock of an agent whose claim is held."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from omnara.db.agents import HotRow
+from omnara.db.connection import Connection
+from omnara.db.sqlfiles import Queries
+from omnara.domain.claim import Claim
+
+_SQL = Queries("machine_calls")
+
+
+class NewProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A command to queue. `env` and `secret_env` (names to UUIDs) are JSON text."""
+
+    id: UUID
+    agent_id: UUID
+    project_id: UUID
+    machine_id: UUID
+    binding_id: UUID
+    tool_call_id: UUID | None
+    purpose: str
+    command: str
+    shell: str
+    io_mode: str
+    cwd: str
+    env: str
+    secret_env: str
+    wait_ms: int
+    timeout_seconds: int
+
+
+class LockedProcess(msgspec.Struct, frozen=True):
+    """A command of an agent. `granted`: a machine took it. `ending`: it has been told to end."""
+
+    id: UUID
+    machine_id: UUID
+    binding_id: UUID
+    state: str
+    io_mode: str
+    granted: bool
+    exit_code: int | None
+    exit_signal: str | None
+    reason_code: str
+    reason_message: str
+    default_cursor: int
+    ending: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its state is final."""
+        return self.state in ("exited", "failed", "killed", "unknown")
+
+
+class ActiveProcess(msgspec.Struct, frozen=True):
+    """A command that is not over."""
+
+    id: UUID
+    state: str
+    command: str
+    cwd: str
+    io_mode: str
+    created_at: datetime
+    started_at: datetime | None
+    machine_ref: str
+
+
+async def lock_claimed(connection: Connection, claim: Claim, worker_id: UUID) -> HotRow | None:
+    """Lock an agent for the holder of its claim; None when the claim is no longer that holder's."""
+    row = await connection.fetchrow(
+        _SQL["lock_claimed"],
+        claim.agent_id,
+        worker_id,
+        claim.claim_token,
+        claim.epoch,
+        claim.step_number,
+        claim.next_sequence,
+    )
+    return None if row is None else HotRow(*row)
+
+
+async def live_processes(connection: Connection, agent_id: UUID) -> int:
+    """Count the processes of a locked agent that are not over."""
+    count: int = await connection.fetchval(_SQL["live_processes"], agent_id)
+    return count
+
+
+async def insert_process(connection: Connection, new: NewProcess) -> None:
+    """Queue a process of a locked agent."""
+    await connection.execute(_SQL["insert_process"], *msgspec.structs.astuple(new))
+
+
+async def lock_process(connection: Connection, agent_id: UUID, process_id: UUID) -> LockedProcess | None:
+    """Lock a command of a locked agent; None when it has none of this id."""
+    row = await connection.fetchrow(_SQL["lock_process"], agent_id, process_id)
+    return None if row is None else LockedProcess(*row)
+
+
+async def active_processes(connection: Connection, agent_id: UUID, limit: int) -> list[ActiveProcess]:
+    """Return the newest commands of an agent that are not over."""
+    return [ActiveProcess(*row) for row in await connection.fetch(_SQL["active_processes"], agent_id, limit)]
+
+
+async def insert_action(
+    connection: Connection, action_id: UUID, process_id: UUID, call_id: UUID | None, kind: str, payload: str
+) -> None:
+    """Queue an action after those before it. The process is locked, or there is one writer. `payload` is JSON text."""
+    await connection.execute(_SQL["insert_action"], action_id, process_id, call_id, kind, payload)
+
+
+async def is_attached(connection: Connection, binding_id: UUID) -> bool:
+    """Whether the binding through which a process was started is still there."""
+    state: str | None = await connection.fetchval(_SQL["process_machine"], binding_id)
+    return state == "attached"
+
+
+async def internal_process(connection: Connection, process_id: UUID) -> tuple[str, int | None, str, str] | None:
+    """Return state, exit code, reason and its message of a process of this server's own."""
+    row = await connection.fetchrow(_SQL["internal_process"], process_id)
+    return None if row is None else (row[0], row[1], row[2], row[3])
+
+
+async def internal_action(connection: Connection, action_id: UUID) -> tuple[str, str, str | None] | None:
+    """Return state, reason and result (JSON text) of an action of such a process."""
+    row = await connection.fetchrow(_SQL["internal_action"], action_id)
+    return None if row is None else (row[0], row[1], row[2])
+
+
+async def forget_actions(connection: Connection, process_id: UUID, before: int) -> None:
+    """Remove the closed actions of such a process whose number is below `before`."""
+    await connection.execute(_SQL["forget_actions"], process_id, before)

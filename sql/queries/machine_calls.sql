@@ -1,0 +1,59 @@
+-- name: lock_claimed
+-- Lock an agent for its claim holder, with all of its fence: the claim, the step, and a log that has not become shorter.
+-- Columns as `agents.lock_hot_row`. Index: agent_sched_pkey.
+select agent_id, project_id, gate, worker_id, next_sequence, next_rank, turn_id, turn_sequence, turn_open, batch_sequence,
+       open_calls, attempt, retry_at, step_number, deaths, history_version, config_id
+from agent_sched
+where agent_id = $1 and worker_id = $2 and claim_token = $3 and epoch = $4 and step_number = $5 and next_sequence >= $6
+for no key update;
+
+-- name: live_processes
+-- How many processes of a locked agent are not over. Index: processes_agent_live.
+select count(*) from processes where agent_id = $1 and state in ('queued', 'starting', 'running');
+
+-- name: insert_process
+-- Queue a command for a machine. The agent is locked.
+insert into processes (id, agent_id, project_id, machine_id, binding_id, tool_call_id, purpose, command, shell, io_mode, cwd,
+                       env, secret_env, wait_ms, timeout_seconds)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12::jsonb, $13::jsonb, $14, $15);
+
+-- name: lock_process
+-- One process of a locked agent, locked too, and whether somebody wants it to end. Index: processes_pkey.
+select p.id, p.machine_id, p.binding_id, p.state, p.io_mode, p.granted_at is not null as granted, p.exit_code,
+       p.exit_signal, p.reason_code, p.reason_message, p.default_cursor,
+       p.terminate_requested is not null or exists (
+         select from process_actions a where a.process_id = p.id and a.kind = 'terminate'
+           and a.state in ('queued', 'accepted', 'applied', 'unknown')) as ending
+from processes p where p.id = $2 and p.agent_id = $1 and p.purpose = 'command' for no key update of p;
+
+-- name: active_processes
+-- The newest processes of an agent that are not over. Index: processes_agent_live.
+select p.id, p.state, p.command, p.cwd, p.io_mode, p.created_at, p.started_at, b.machine_ref
+from processes p join agent_machine_bindings b on b.id = p.binding_id
+where p.agent_id = $1 and p.state in ('queued', 'starting', 'running') and p.purpose = 'command'
+order by p.created_at desc, p.id desc limit $2;
+
+-- name: insert_action
+-- Queue an action of a locked process, after those before it.
+with n as (
+  update processes set next_action_seq = next_action_seq + 1 where id = $2 returning next_action_seq - 1 as seq, agent_id,
+    machine_id
+)
+insert into process_actions (id, agent_id, process_id, machine_id, tool_call_id, seq, kind, payload)
+select $1, n.agent_id, $2, n.machine_id, $3, n.seq, $4, $5::json from n;
+
+-- name: process_machine
+-- The binding of the machine on which a process runs, attached or not. Index: agent_machine_bindings_pkey.
+select state from agent_machine_bindings where id = $1;
+
+-- name: internal_process
+-- How a process of this server's own stands. Index: processes_pkey.
+select state, exit_code, reason_code, reason_message from processes where id = $1;
+
+-- name: internal_action
+-- How an action of such a process stands, with its result. Index: process_actions_pkey.
+select state, reason_code, result from process_actions where id = $1;
+
+-- name: forget_actions
+-- Remove closed actions of such a process: they hold pieces of a file. Index: unique key of process_actions.
+delete from process_actions where process_id = $1 and seq < $2 and state in ('applied', 'failed', 'unknown');
