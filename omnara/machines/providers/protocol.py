@@ -52,9 +52,9 @@ class ProvisionFailed(Exception):
 class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as it is to be made: everything resolved. The same values name the same machine for ever.
 
-    `allocation_name` is unique in the place and therefore the fence: two attempts cannot both make it. `generation` counts
-    the resources that were made for this machine, beginning at 1. `labels` prove ownership and are compared before
-    anything that exists is adopted or deleted. `options` passed `validate`. `env` may hold secrets.
+    `allocation_name` is unique in the place and therefore the fence: two attempts cannot both make it. `generation`
+    counts the resources that were made for this machine, beginning at 1. `labels` prove ownership and are compared
+    before anything that exists is adopted or deleted. `options` passed `validate`. `env` may hold secrets.
     """
 
     machine_id: str
@@ -104,7 +104,7 @@ class Provider(Protocol):
         ...
 
     async def inspect(self, machine: MachineSpec, resource_id: str | None) -> tuple[ResourceState, Resource | None]:
-        """Say how it is. Without an id it is looked up by its allocation name. Never raises for one that is not there."""
+        """Say how it is; without an id it is looked up by its allocation name. One that is not there is no error."""
         ...
 
     async def delete(self, machine: MachineSpec, resource_id: str | None) -> None:

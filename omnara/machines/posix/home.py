@@ -1,0 +1,306 @@
+"""A home of processes in a directory of this computer. The keepers do the work; this finds them and reads after them.
+
+Nothing is kept in memory: whoever opens the directory next, after whatever death, sees the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from omnara.machines.posix import environment, speech
+from omnara.machines.posix.keeper import files
+from omnara.machines.posix.keeper.output import PIECE_BYTES, PIECES
+from omnara.machines.posix.keeper.stdin import AFTER_THE_END, UNRECOVERABLE
+from omnara.machines.posix.keeper.talk import message
+from omnara.machines.posix.launcher import Launcher
+from omnara.machines.posix.store import Store, checked
+from omnara.machines.processes import (
+    ActionKind,
+    ActionOutcome,
+    ActionRecord,
+    ExitRecord,
+    HomeFull,
+    HomeLost,
+    OutputSlice,
+    ProcessRecord,
+    ProcessSpec,
+)
+
+__all__ = ["Limits", "PosixHome", "Sandbox", "User"]
+
+_COMMIT_S = 15.0
+"""How long a keeper may take until it holds the execution bit; beyond that the computer is in trouble."""
+_LAUNCHES = 3
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.2
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What tests shrink. Output is kept in `pieces` of `piece_bytes`; times in seconds. Source: machines.md §7."""
+
+    piece_bytes: int = PIECE_BYTES
+    pieces: int = PIECES
+    grace_s: float = 2.0
+    write_s: float = 10.0
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom commands run as. Only root can choose somebody else."""
+
+    uid: int
+    gid: int
+
+
+class Sandbox(Protocol):
+    """A view of the system that commands are confined to."""
+
+    async def enter(self) -> int:
+        """Return a process that lives in it, begun if need be. Raises HomeLost."""
+        ...
+
+
+class PosixHome:
+    """The processes below one directory. One instance at a time should use it; two do no harm.
+
+    Implements `omnara.machines.processes.Home`. Raises HomeLost only when keepers cannot be started.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        base_env: Mapping[str, str],
+        default_cwd: str,
+        launcher: Launcher | None = None,
+        user: User | None = None,
+        sandbox: Sandbox | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Use `root`, made when needed and only for this user.
+
+        Commands get `base_env` under their own environment and nothing else; `default_cwd` is for those that name none.
+        A launcher that is given stays the caller's, to be shared by homes and closed after them.
+        """
+        self._store = Store(root)
+        self._base_env = dict(base_env)
+        self._default_cwd = default_cwd
+        self._launcher = launcher or Launcher()
+        self._own_launcher = self._launcher if launcher is None else None
+        self._user = user
+        self._sandbox = sandbox
+        self._limits = limits or Limits()
+
+    async def close(self) -> None:
+        """Let go of everything. Commands go on."""
+        if self._own_launcher is not None:
+            await asyncio.to_thread(self._own_launcher.close)
+
+    async def processes(self) -> list[ProcessRecord]:
+        """See `Home`."""
+        return await asyncio.to_thread(self._store.records)
+
+    async def prepare(self, spec: ProcessSpec) -> ProcessRecord:
+        """See `Home`. What cannot be started is prepared all the same: executing it says why, as an exit record."""
+        refusal = environment.refusal(spec)
+        launch = {
+            "refusal": refusal,
+            "shell": [] if refusal else environment.shell(spec.shell),
+            "command": "" if refusal else spec.command,
+            "cwd": "" if refusal else spec.cwd or self._default_cwd,
+            "env": {} if refusal else {**self._base_env, **spec.env},
+            "io_mode": spec.io_mode,
+            "timeout_seconds": spec.timeout_seconds,
+            "uid": None if self._user is None else self._user.uid,
+            "gid": None if self._user is None else self._user.gid,
+            "umask": 0o022,
+            "limits": msgspec.to_builtins(self._limits),
+        }
+        await self._in_thread(self._store.create, spec.process_id, launch)
+        return await self._record(spec.process_id)
+
+    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
+        try:
+            return await asyncio.to_thread(function, *arguments)
+        except OSError as error:
+            if files.is_full(error):
+                raise HomeFull("the machine's disk is full") from error
+            raise
+
+    async def _record(self, process_id: str) -> ProcessRecord:
+        record = await asyncio.to_thread(self._store.record, process_id)
+        if record is None:
+            raise KeyError(process_id)
+        return record
+
+    async def execute(self, process_id: str, wait_s: float) -> ProcessRecord:
+        """See `Home`. Raises HomeFull, HomeLost; KeyError for what was not prepared."""
+        deadline = time.monotonic() + wait_s
+        for _ in range(_LAUNCHES):
+            record = await self._record(process_id)
+            if record.execution_committed:
+                return await self.watch(process_id, 0, max(0.0, deadline - time.monotonic()))
+            if await self._launch(process_id, deadline):
+                return await self._record(process_id)
+        raise HomeLost(f"{process_id} could not be started: its keeper died {_LAUNCHES} times")
+
+    async def _launch(self, process_id: str, deadline: float) -> bool:
+        """Start a keeper and wait as asked. False: it was gone before it could tell."""
+        target = None if self._sandbox is None else {"pid": await self._sandbox.enter()}
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            with theirs:
+                ours.send(message({"op": "watch", "end": 0, "sandbox": target}))
+                await asyncio.to_thread(self._fork, process_id, theirs)
+            said = await speech.answer(ours, _COMMIT_S)
+            if said is None:
+                return False
+            if said["event"] == "full":
+                raise HomeFull("the machine's disk is full")
+            try:
+                return await speech.answer(ours, max(0.0, deadline - time.monotonic())) is not None
+            except TimeoutError:
+                return True
+        except TimeoutError as error:
+            raise HomeLost(f"{process_id}: no keeper began within {_COMMIT_S:.0f} s") from error
+        finally:
+            ours.close()
+
+    def _fork(self, process_id: str, connection: socket.socket) -> None:
+        try:
+            with self._store.opened(process_id) as fd:
+                if fd is not None:
+                    self._launcher.launch(fd, connection)
+        except OSError as error:
+            raise HomeLost(f"no process can be started here: {error}") from error
+
+    async def watch(self, process_id: str, known_end: int, wait_s: float) -> ProcessRecord:
+        """See `Home`. A process whose keeper died is ended here, as unknown."""
+        deadline = time.monotonic() + wait_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            record = await self._record(process_id)
+            left = deadline - time.monotonic()
+            if record.exit is not None or record.output_end > known_end:
+                return record
+            if record.execution_committed and not record.supervisor_live:
+                await self._bury(process_id, "supervisor_lost", "What watched over the process was killed.")
+            elif left <= 0:
+                return record
+            elif not record.execution_committed or not await self._heard(process_id, known_end, left):
+                await asyncio.sleep(min(pause_s, left))
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def _heard(self, process_id: str, known_end: int, wait_s: float) -> bool:
+        """Wait for the keeper's word. False when there was none to be had at once."""
+        try:
+            return await self._ask(process_id, message({"op": "watch", "end": known_end}), wait_s) is not None
+        except TimeoutError:
+            return True
+
+    async def _ask_surely(self, process_id: str, request: bytes, wait_s: float) -> dict[str, Any] | None:
+        try:
+            return await self._ask(process_id, request, wait_s + _COMMIT_S)
+        except TimeoutError as error:
+            raise HomeLost(f"{process_id}: its keeper does not answer") from error
+
+    async def _ask(self, process_id: str, request: bytes, wait_s: float) -> dict[str, Any] | None:
+        """Return the keeper's answer; None when it is not there (any more). Raises TimeoutError."""
+        sock = await speech.connect(self._store.path(process_id))
+        if sock is None:
+            return None
+        try:
+            async with asyncio.timeout(wait_s):
+                await asyncio.get_running_loop().sock_sendall(sock, request)
+            return await speech.answer(sock, wait_s)
+        except (ConnectionError, BrokenPipeError):
+            return None
+        finally:
+            sock.close()
+
+    async def _bury(self, process_id: str, code: str, text: str) -> bool:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        record = ExitRecord(state="unknown", reason_code=code, reason_message=text, ended_at=now)
+        done: bool = await self._in_thread(self._store.finish, process_id, record)
+        return done
+
+    async def read(self, process_id: str, cursor: int, max_bytes: int) -> OutputSlice:
+        """See `Home`. A cursor beyond the end gives nothing; `end` tells. Raises KeyError for an unknown process."""
+        found = await asyncio.to_thread(self._store.output, process_id, cursor, max_bytes)
+        if found is None:
+            raise KeyError(process_id)
+        return found
+
+    async def write(self, process_id: str, action_id: str, seq: int, data: bytes, close: bool) -> ActionOutcome:
+        """See `Home`. Also `stdin_closed`, and `close_stdin_unsupported` for a terminal. Raises HomeFull, KeyError."""
+        request = {"op": "write", "id": checked(action_id), "seq": seq, "size": len(data), "close": close}
+        return await self._act(process_id, action_id, seq, "write", message(request, data))
+
+    async def signal(
+        self, process_id: str, action_id: str, seq: int, kind: Literal["interrupt", "terminate"]
+    ) -> ActionOutcome:
+        """See `Home`. Returns when the signal is sent; the end is to be watched for. Raises HomeFull, KeyError."""
+        request = {"op": kind, "id": checked(action_id), "seq": seq}
+        return await self._act(process_id, action_id, seq, kind, message(request))
+
+    async def _act(self, process_id: str, action_id: str, seq: int, kind: ActionKind, request: bytes) -> ActionOutcome:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            record = await self._record(process_id)
+            known = next((action for action in record.actions if action.action_id == action_id), None)
+            if known is not None and known.outcome is not None:
+                return known.outcome
+            if not (record.execution_committed and record.supervisor_live):
+                outcome = UNRECOVERABLE if known is not None else _without_keeper(record, kind)
+                mark = ActionRecord(
+                    action_id=action_id, kind=kind, seq=seq, outcome=msgspec.convert(outcome, ActionOutcome)
+                )
+                settled: ActionOutcome = await self._in_thread(self._store.settle, process_id, mark)
+                return settled
+            said = await self._ask_surely(process_id, request, 2 * self._limits.write_s)
+            if said is not None and said.get("event") == "full":
+                raise HomeFull("the machine's disk is full")
+            if said is not None and "outcome" in said:
+                return msgspec.convert(said["outcome"], ActionOutcome)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def stop(self, process_id: str, reason_code: str) -> None:
+        """See `Home`. Returns when the end is recorded. What was never executed never will be. Unknown ids are fine."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            record = await asyncio.to_thread(self._store.record, process_id)
+            if record is None or record.exit is not None:
+                return
+            if record.execution_committed and record.supervisor_live:
+                request = message({"op": "stop", "reason": reason_code})
+                await self._ask_surely(process_id, request, 4 * self._limits.grace_s)
+            elif await self._bury(process_id, reason_code, f"The process was stopped: {reason_code}."):
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def acknowledge(self, process_id: str, slot: str) -> None:
+        """See `Home`. Raises HomeFull."""
+        await self._in_thread(self._store.acknowledge, process_id, checked(slot))
+
+    async def forget(self, process_id: str) -> None:
+        """See `Home`. Raises ValueError while the process runs."""
+        await asyncio.to_thread(self._store.remove, process_id)
+
+
+def _without_keeper(record: ProcessRecord, kind: ActionKind) -> Mapping[str, str]:
+    """Say what an action comes to when nobody can do it. Source: machines.md §4."""
+    if record.exit is not None and record.exit.state != "unknown":
+        return AFTER_THE_END[kind]
+    if not record.execution_committed:
+        return {"state": "failed", "reason_code": "process_not_running", "reason_message": "It was not started yet."}
+    text = "What became of the process is not known."
+    return {"state": "failed", "reason_code": "process_state_unknown", "reason_message": text}

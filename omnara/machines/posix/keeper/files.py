@@ -1,0 +1,178 @@
+"""Small files that are whole or absent, and that can be finished on a full disk.
+
+Whatever must be written *after* an effect (how a command ended, what came of an action) is written over room that was
+taken before the effect, so that a disk which filled up meanwhile loses no outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from typing import Any
+
+__all__ = [
+    "BIT",
+    "EXIT",
+    "LAUNCH",
+    "LOCK",
+    "META",
+    "action_file",
+    "create_pair",
+    "fill_pair",
+    "held",
+    "is_full",
+    "read_json",
+    "read_pair",
+    "reserve_exit",
+    "sync_directory",
+    "try_lock",
+    "write_exit",
+    "write_file",
+]
+
+META = "meta.json"
+LAUNCH = "launch.json"
+LOCK = "lock"
+BIT = "executed"
+EXIT = "exit.json"
+_EXIT_ROOM = "exit.new"
+_EXIT_BYTES = 4096
+_HALF = 2048
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether the disk, or the quota on it, is used up."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def action_file(action_id: str) -> str:
+    """Return the name of an action's record."""
+    return f"action-{action_id}"
+
+
+def sync_directory(directory: int) -> None:
+    """Make the names in a directory durable."""
+    os.fsync(directory)
+
+
+def write_file(directory: int, name: str, data: bytes) -> None:
+    """Create a file that must not be there yet, only for the owner's eyes, and make its content durable."""
+    fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+    try:
+        _write_all(fd, data)
+        os.fsync(fd)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=directory)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def read_json(directory: int, name: str) -> dict[str, Any] | None:
+    """Return the content of a JSON file, or None when it is not there."""
+    data = _read(directory, name)
+    return None if data is None else json.loads(data)
+
+
+def _read(directory: int, name: str) -> bytes | None:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
+        return file.read()
+
+
+def create_pair(directory: int, name: str, first: dict[str, Any]) -> None:
+    """Create, durably and once, a record of two halves: `first`, and room for what is known only later.
+
+    Raises FileExistsError when somebody was here before; then nothing was changed.
+    """
+    write_file(directory, name, _padded(first, _HALF) + b" " * _HALF)
+    sync_directory(directory)
+
+
+def fill_pair(directory: int, name: str, second: dict[str, Any]) -> None:
+    """Write the second half of a record, durably, over the room that is there for it."""
+    _overwrite(directory, name, _padded(second, _HALF), _HALF)
+
+
+def read_pair(directory: int, name: str) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
+    """Return both halves of a record; None for what was never created. A half that is not whole counts as absent."""
+    data = _read(directory, name)
+    return None if data is None else (_parsed(data[:_HALF]) or {}, _parsed(data[_HALF:]))
+
+
+def _parsed(half: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(half)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _padded(value: dict[str, Any], size: int) -> bytes:
+    data = json.dumps(value).encode()
+    if len(data) >= size:
+        raise ValueError(f"a record of {len(data)} bytes does not fit into {size}")
+    return data.ljust(size - 1) + b"\n"
+
+
+def _overwrite(directory: int, name: str, data: bytes, offset: int) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=directory)
+    try:
+        os.pwrite(fd, data, offset)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def reserve_exit(directory: int) -> None:
+    """Take the room for the record of how the process ends."""
+    write_file(directory, _EXIT_ROOM, b" " * _EXIT_BYTES)
+
+
+def write_exit(directory: int, record: dict[str, Any]) -> None:
+    """Record how the process ended, once. The caller holds the lock. Does nothing when that is known already."""
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(EXIT, dir_fd=directory)
+        return
+    _overwrite(directory, _EXIT_ROOM, _padded(record, _EXIT_BYTES), 0)
+    os.rename(_EXIT_ROOM, EXIT, src_dir_fd=directory, dst_dir_fd=directory)
+    sync_directory(directory)
+
+
+def try_lock(directory: int) -> int | None:
+    """Take the process's lock. Returns what holds it until it is closed, or None when somebody else has it."""
+    fd = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW, dir_fd=directory)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def held(directory: int) -> bool:
+    """Tell whether a keeper is with the process: the kernel lets go of its lock however it dies."""
+    fd = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,289 @@
+"""The keeper of one command: takes the execution bit, starts it once, stays until it is over, and writes down how.
+
+It depends on nobody. Whoever opened the home may die and another may come; both speak to it through its socket, and
+read from its files what it did. Its lock says that it is alive. Source: machines.md §4, §5, §7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from . import child, ending, files, identity, namespaces
+from .desk import Desk
+from .leader import Leader
+from .output import OutputWriter
+from .stdin import AFTER_THE_END, UNRECOVERABLE, Outcome, Stdin, Write, outcome
+from .talk import Connection
+
+__all__ = ["Keeper", "keep"]
+
+_CHUNK = 256 * 1024
+_TAIL_BYTES = 1024 * 1024
+"""What may still be in a pipe or a terminal when a command ends; more comes from those that outlive it."""
+_TAIL_WAIT_S = 0.1
+
+
+def _text(moment: datetime) -> str:
+    """Write a time as the protocol does: RFC 3339, UTC, microseconds."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def keep(directory: int, first: socket.socket) -> None:
+    """Run the command of an open process directory, unless somebody did. Returns when all is over and written down.
+
+    `first` is the connection of whoever asked; it hears `committed` (or `full`: nothing was begun) and then its answer.
+    """
+    os.fchdir(directory)
+    lock = _lock(directory)
+    if lock is None:
+        return
+    connection = Connection(first)
+    asked = connection.receive()
+    launch = files.read_json(directory, files.LAUNCH)
+    if asked is None or launch is None:
+        return
+    keeper = Keeper(directory, launch)
+    try:
+        keeper.commit()
+    except FileExistsError:
+        return
+    except OSError as error:
+        if not files.is_full(error):
+            raise
+        connection.answer({"event": "full"})
+        return
+    connection.tell({"event": "committed"})
+    keeper.run(connection, asked[0])
+
+
+def _lock(directory: int) -> int | None:
+    """Take the lock, giving way to those who only look whether it is held. None: another keeper has it."""
+    for _ in range(200):
+        lock = files.try_lock(directory)
+        if lock is not None:
+            return lock
+        if files.read_pair(directory, files.BIT) is not None:
+            return None
+        time.sleep(0.005)
+    return None
+
+
+class Keeper:
+    """What is known about the command while it runs. `_reason`: why it was ended from outside, if it was."""
+
+    def __init__(self, directory: int, launch: dict[str, Any]) -> None:
+        """Hold the lock before making one."""
+        self._directory = directory
+        self._launch = launch
+        limits = launch["limits"]
+        self._write_s: float = limits["write_s"]
+        self._grace_s: float = limits["grace_s"]
+        self._writer = OutputWriter(directory, limits["piece_bytes"], limits["pieces"])
+        self._started = datetime.now(UTC)
+        self._began = time.monotonic()
+        self._time_out_at = self._began + launch["timeout_seconds"] if launch["timeout_seconds"] > 0 else None
+        self._reason = ""
+        self._selector = selectors.DefaultSelector()
+        self._acting: dict[str, list[Connection]] = {}
+        self._output: int | None = None
+        self._watched_stdin: int | None = None
+
+    def commit(self) -> None:
+        """Listen, then take the execution bit: from here on the command counts as begun. Raises OSError."""
+        self._desk = Desk(self._selector, self._handle)
+        files.create_pair(self._directory, files.BIT, {"started_at": _text(self._started)})
+
+    def run(self, first: Connection, asked: dict[str, Any]) -> None:
+        """Start the command and see it through."""
+        self._desk.add(first)
+        self._desk.watch(first, int(asked.get("end", 0)))
+        namespaces.adopt_orphans()
+        wake = self._wake_on_children()
+        try:
+            started = child.start(self._launch, asked.get("sandbox"))
+        except child.NotStarted as error:
+            self._not_started(str(error))
+            return
+        except OSError as error:
+            self._not_started(f"The command could not be started: {error.strerror}.")
+            return
+        self._take(started, sandboxed=asked.get("sandbox") is not None)
+        self._loop()
+        self._tail()
+        self._stdin.end()
+        self._finish(ending.of(self._reason, self._leader.ended), started_at=_text(self._started))
+        os.close(wake)
+
+    def _wake_on_children(self) -> int:
+        hear, wake = os.pipe()
+        os.set_blocking(hear, False)
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._selector.register(hear, selectors.EVENT_READ, lambda: os.read(hear, 4096))
+        return wake
+
+    def _take(self, started: child.Started, *, sandboxed: bool) -> None:
+        who = {"boot": identity.boot_id(), "pid": started.pid, "start": identity.start_time(started.pid)}
+        files.fill_pair(self._directory, files.BIT, who)
+        self._remove_launch()
+        self._leader = Leader(started.pid, sandboxed=sandboxed, grace_s=self._grace_s)
+        self._stdin = Stdin(started.stdin, terminal=self._launch["io_mode"] == "pty")
+        self._output = started.output
+        self._selector.register(started.output, selectors.EVENT_READ, self._pump)
+
+    def _remove_launch(self) -> None:
+        """The environment may hold secrets: it is kept no longer than it is needed."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(files.LAUNCH)
+
+    def _loop(self) -> None:
+        while True:
+            now = time.monotonic()
+            self._leader.look(now)
+            if self._leader.over:
+                return
+            if self._time_out_at is not None and now >= self._time_out_at:
+                self._time_out_at = None
+                self._end("timeout")
+            if self._stdin.expire(now) and self._stdin.terminal:
+                self._end("stdin_write_unknown")
+            self._watch_stdin()
+            for key, _ in self._selector.select(self._pause(now)):
+                key.data()
+
+    def _pause(self, now: float) -> float | None:
+        times = [self._leader.next_look(), self._time_out_at]
+        times.extend(write.deadline for write in self._stdin.waiting[:1])
+        known = [time for time in times if time is not None]
+        return max(0.0, min(known) - now) if known else None
+
+    def _watch_stdin(self) -> None:
+        """Wait for room in the input while a write needs it. Called whenever the input may have been closed."""
+        wanted = self._stdin.fd if self._stdin.waiting else None
+        if wanted == self._watched_stdin:
+            return
+        if self._watched_stdin is not None:
+            self._selector.unregister(self._watched_stdin)
+        if wanted is not None:
+            self._selector.register(wanted, selectors.EVENT_WRITE, self._go_on_writing)
+        self._watched_stdin = wanted
+
+    def _go_on_writing(self) -> None:
+        self._stdin.go_on()
+        self._watch_stdin()
+
+    def _pump(self) -> bool:
+        """Keep what the command wrote; says whether there was something."""
+        if self._output is None:
+            return False
+        try:
+            data = os.read(self._output, _CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""  # a terminal whose other side is closed says so with an error
+        if not data:
+            self._selector.unregister(self._output)
+            os.close(self._output)
+            self._output = None
+            return False
+        try:
+            self._writer.append(data)
+        except OSError as error:
+            if not files.is_full(error):
+                raise
+            self._end(ending.FULL)
+        self._desk.tell_output(self._writer.end)
+        return True
+
+    def _tail(self) -> None:
+        """Keep what was written before the end but not read yet. A terminal passes its last bytes on a moment later."""
+        limit = self._writer.end + _TAIL_BYTES
+        until = time.monotonic() + (_TAIL_WAIT_S if self._stdin.terminal else 0.0)
+        while self._output is not None and self._writer.end < limit:
+            if self._pump() or self._output is None:
+                continue
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            with selectors.DefaultSelector() as waiting:
+                waiting.register(self._output, selectors.EVENT_READ)
+                waiting.select(left)
+
+    def _end(self, reason: str) -> None:
+        """End the command for a reason; the first one counts, and none once the shell has ended by itself."""
+        if not self._reason and self._leader.ended is None:
+            self._reason = reason
+            self._leader.terminate(time.monotonic())
+
+    def _not_started(self, text: str) -> None:
+        self._finish({"state": "failed", "reason_code": "start_failed", "reason_message": text[:1000]})
+
+    def _finish(self, record: dict[str, Any], **times: str) -> None:
+        """Write down how it ended, and only then tell those who wait."""
+        lasted = timedelta(seconds=time.monotonic() - self._began)
+        self._writer.close()
+        self._remove_launch()
+        files.write_exit(self._directory, {**record, **times, "ended_at": _text(self._started + lasted)})
+        self._desk.close()
+
+    def _handle(self, connection: Connection, request: dict[str, Any], data: bytes) -> None:
+        kind = request.get("op")
+        if kind == "watch":
+            self._desk.watch(connection, int(request["end"]))
+            self._desk.tell_output(self._writer.end)
+        elif kind == "stop":
+            self._desk.watch(connection, None)
+            self._end(str(request["reason"]))
+        elif kind in ("write", "interrupt", "terminate"):
+            self._act(connection, request, data)
+        else:
+            self._desk.answer(connection, {"event": "unknown_request"})
+
+    def _act(self, connection: Connection, request: dict[str, Any], data: bytes) -> None:
+        """Mark the action, then do it. One that is known is answered from its record, when it is done."""
+        action_id, kind = str(request["id"]), str(request["op"])
+        name = files.action_file(action_id)
+        if action_id in self._acting:
+            self._acting[action_id].append(connection)
+            return
+        try:
+            files.create_pair(self._directory, name, {"kind": kind, "seq": request["seq"]})
+        except FileExistsError:
+            known = files.read_pair(self._directory, name)
+            self._desk.answer(connection, {"outcome": (known and known[1]) or UNRECOVERABLE})
+            return
+        except OSError as error:
+            if not files.is_full(error):
+                raise
+            self._desk.answer(connection, {"event": "full"})
+            return
+        self._acting[action_id] = [connection]
+        self._perform(action_id, kind, data, close=bool(request.get("close")))
+
+    def _perform(self, action_id: str, kind: str, data: bytes, *, close: bool) -> None:
+        if kind == "write":
+            deadline = time.monotonic() + self._write_s
+            self._stdin.add(Write(data, close=close, deadline=deadline, done=partial(self._done, action_id)))
+        elif self._leader.ended is not None:
+            self._done(action_id, AFTER_THE_END[kind])
+        elif kind == "interrupt":
+            self._leader.interrupt()
+            self._done(action_id, outcome("applied"))
+        else:
+            self._end("terminate_requested")
+            self._done(action_id, outcome("applied"))
+
+    def _done(self, action_id: str, result: Outcome) -> None:
+        files.fill_pair(self._directory, files.action_file(action_id), result)
+        for connection in self._acting.pop(action_id):
+            self._desk.answer(connection, {"outcome": result})

@@ -1,0 +1,78 @@
+"""The few system calls that Python has no function for.
+
+They are looked up when the fork server starts, so that a forked process only calls them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import sys
+
+__all__ = ["adopt_orphans", "die_with_parent", "enter_pid_namespace", "enter_sandbox", "sandbox_descriptors"]
+
+_LINUX = sys.platform == "linux"
+_libc = ctypes.CDLL(None, use_errno=True)
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 36, 38
+_NS_GET_USERNS = 0xB701
+_NEWNS, _NEWUSER, _NEWPID = 0x00020000, 0x10000000, 0x20000000
+_OTHERS = {"ipc": 0x08000000, "uts": 0x04000000, "net": 0x40000000, "cgroup": 0x02000000}
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LINUX and _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what one's descendants leave behind (Linux)."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(number: int) -> None:
+    """Have the kernel send this signal when the parent dies (Linux). Forgotten at a change of user."""
+    _prctl(_SET_PDEATHSIG, number)
+
+
+def _setns(fd: int, kind: int) -> None:
+    if _libc.setns(fd, kind) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def sandbox_descriptors(pid: int) -> dict[str, int]:
+    """Open the namespaces of a sandbox's first process: `owner`, `user`, `pid`, `mnt` and the others it has.
+
+    `owner` is the user namespace that the mounts belong to, which may be an outer one of `user`.
+    """
+    found = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("user", "pid", "mnt", *_OTHERS)}
+    found["root"] = os.open(f"/proc/{pid}/root", os.O_RDONLY | os.O_DIRECTORY)
+    found["owner"] = fcntl.ioctl(found["mnt"], _NS_GET_USERNS)
+    return found
+
+
+def _same(one: int, path: str) -> bool:
+    mine, theirs = os.stat(path), os.fstat(one)
+    return (mine.st_dev, mine.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+
+def enter_pid_namespace(descriptors: dict[str, int]) -> None:
+    """Have the next child be born among the processes of the sandbox. For the keeper, which itself stays outside."""
+    if not _same(descriptors["owner"], "/proc/self/ns/user"):
+        _setns(descriptors["owner"], _NEWUSER)
+    _setns(descriptors["pid"], _NEWPID)
+
+
+def enter_sandbox(descriptors: dict[str, int]) -> None:
+    """Move into the sandbox for good, without the way back: its files, its view of everything. For the child."""
+    for name, kind in _OTHERS.items():
+        if not _same(descriptors[name], f"/proc/self/ns/{name}"):
+            _setns(descriptors[name], kind)
+    inner = descriptors["user"] if not _same(descriptors["user"], "/proc/self/ns/user") else None
+    _setns(descriptors["mnt"], _NEWNS)
+    os.fchdir(descriptors["root"])
+    os.chroot(".")
+    if inner is not None:
+        _setns(inner, _NEWUSER)
+    _prctl(_SET_NO_NEW_PRIVS, 1)

@@ -1,0 +1,297 @@
+"""The directory of a home: one directory for each process, and what its files say.
+
+A process's directory is made aside and renamed into place, so that it is there whole or not at all. Everything here
+blocks; the home calls it in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnara.machines.posix.keeper import files, identity
+from omnara.machines.posix.keeper.output import OutputReader
+from omnara.machines.processes import ActionOutcome, ActionRecord, ExitRecord, OutputSlice, Phase, ProcessRecord
+
+__all__ = ["Store", "checked"]
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ACKS = "acknowledged"
+_ACTION = files.action_file("")
+_STALE_S = 3600.0
+
+
+def checked(name: str) -> str:
+    """Return an id that can be the name of a file. Raises ValueError."""
+    if _ID.fullmatch(name) is None:
+        raise ValueError(f"not an id: {name[:200]!r}")
+    return name
+
+
+class Store:
+    """Reads and writes the files of all processes of a home."""
+
+    def __init__(self, root: Path) -> None:
+        """Use a directory, which is made when something is first put into it."""
+        self.root = root
+        self._processes = root / "processes"
+        self._new = root / "new"
+        self._gone = root / "gone"
+
+    def path(self, process_id: str) -> Path:
+        """Where a process's files are."""
+        return self._processes / checked(process_id)
+
+    @contextlib.contextmanager
+    def opened(self, process_id: str) -> Iterator[int | None]:
+        """Open a process's directory; None when there is none."""
+        try:
+            fd = os.open(self.path(process_id), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def create(self, process_id: str, launch: dict[str, Any]) -> None:
+        """Make a process's directory, durably. Does nothing when it is there. Raises OSError; nothing is left then."""
+        target = self.path(process_id)
+        if target.exists():
+            return
+        for place in (self._processes, self._new, self._gone):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        aside = self._new / f"{process_id}.{secrets.token_hex(8)}"
+        try:
+            aside.mkdir(mode=0o700)
+            self._fill(aside, launch)
+            with contextlib.suppress(FileExistsError):
+                aside.rename(target)
+        except OSError as error:
+            if not target.exists():
+                raise
+            if files.is_full(error):
+                raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        self._sync(self._processes)
+
+    def _fill(self, directory: Path, launch: dict[str, Any]) -> None:
+        meta = {
+            "supervisor_id": secrets.token_hex(16),
+            "created": time.time_ns(),
+            "piece_bytes": launch["limits"]["piece_bytes"],
+        }
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            files.write_file(fd, files.META, msgspec.json.encode(meta))
+            files.write_file(fd, files.LAUNCH, msgspec.json.encode(launch))
+            files.write_file(fd, files.LOCK, b"")
+            files.reserve_exit(fd)
+            files.sync_directory(fd)
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def _sync(directory: Path) -> None:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def record(self, process_id: str) -> ProcessRecord | None:
+        """Read what is known of a process; None when there is none."""
+        with self.opened(process_id) as fd:
+            return None if fd is None else _record(fd, process_id)
+
+    def records(self) -> list[ProcessRecord]:
+        """Read all, oldest first, and clear away what was half made or half removed when somebody died."""
+        self._clean()
+        found: list[tuple[int, ProcessRecord]] = []
+        try:
+            names = os.listdir(self._processes)
+        except FileNotFoundError:
+            return []
+        for name in names:
+            with self.opened(name) as fd:
+                if fd is not None:
+                    found.append(((files.read_json(fd, files.META) or {})["created"], _record(fd, name)))
+        return [record for _, record in sorted(found, key=lambda pair: (pair[0], pair[1].process_id))]
+
+    def _clean(self) -> None:
+        for place, age in ((self._gone, 0.0), (self._new, _STALE_S)):
+            with contextlib.suppress(FileNotFoundError):
+                for entry in list(os.scandir(place)):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime >= age:
+                        shutil.rmtree(entry.path, ignore_errors=True)
+
+    def output(self, process_id: str, cursor: int, max_bytes: int) -> OutputSlice | None:
+        """Read output; None when there is no such process."""
+        with self.opened(process_id) as fd:
+            if fd is None:
+                return None
+            closed = files.read_json(fd, files.EXIT) is not None
+            reader = _reader(fd)
+            start, data = reader.read(cursor, max_bytes)
+            end = max(reader.span()[1], start + len(data) if data else 0)
+            return OutputSlice(
+                data=data,
+                cursor=start,
+                next_cursor=start + len(data),
+                end=end,
+                dropped=start > cursor,
+                closed=closed,
+            )
+
+    def acknowledge(self, process_id: str, slot: str) -> None:
+        """Keep that a slot's report has arrived. Raises OSError."""
+        with self.opened(process_id) as fd:
+            if fd is None or slot in _acknowledged(fd):
+                return
+            file = os.open(_ACKS, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=fd)
+            try:
+                os.write(file, f"{slot}\n".encode())
+                os.fsync(file)
+            finally:
+                os.close(file)
+
+    def action(self, process_id: str, action_id: str) -> ActionRecord | None:
+        """Read one action's record."""
+        with self.opened(process_id) as fd:
+            return None if fd is None else _action(fd, action_id, frozenset())
+
+    def settle(self, process_id: str, action: ActionRecord) -> ActionOutcome:
+        """Record the outcome of an action whose process has nobody to do it; what is recorded already stands."""
+        if action.outcome is None:
+            raise ValueError("an outcome is needed")
+        name = files.action_file(checked(action.action_id))
+        with self.opened(process_id) as fd:
+            if fd is None:
+                return action.outcome
+            with contextlib.suppress(FileExistsError):
+                files.create_pair(fd, name, {"kind": action.kind, "seq": action.seq})
+                files.fill_pair(fd, name, msgspec.to_builtins(action.outcome))
+            known = _action(fd, action.action_id, frozenset())
+            return known.outcome if known is not None and known.outcome is not None else action.outcome
+
+    def finish(self, process_id: str, record: ExitRecord) -> bool:
+        """Write how a process ended that has no keeper, killing what one left behind. False: a keeper is with it.
+
+        One that was never begun never will be. What is written already stands. Raises OSError.
+        """
+        with self.opened(process_id) as fd:
+            if fd is None:
+                return True
+            lock = files.try_lock(fd)
+            if lock is None:
+                return False
+            try:
+                self._finish(fd, record)
+            finally:
+                os.close(lock)
+            return True
+
+    @staticmethod
+    def _finish(fd: int, record: ExitRecord) -> None:
+        if files.read_json(fd, files.EXIT) is not None:
+            return
+        bit = files.read_pair(fd, files.BIT)
+        if bit is None:
+            files.create_pair(fd, files.BIT, {})
+        else:
+            identity.kill_left_over(bit[1] or {})
+            record = msgspec.structs.replace(record, started_at=bit[0].get("started_at"))
+        files.write_exit(fd, msgspec.to_builtins(record))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(files.LAUNCH, dir_fd=fd)
+
+    def remove(self, process_id: str) -> None:
+        """Remove a process's directory. Raises ValueError while a keeper is with it."""
+        with self.opened(process_id) as fd:
+            if fd is None:
+                return
+            lock = files.try_lock(fd)
+            if lock is None:
+                raise ValueError(f"{process_id} is still running")
+            aside = self._gone / f"{process_id}.{secrets.token_hex(8)}"
+            try:
+                self.path(process_id).rename(aside)
+            finally:
+                os.close(lock)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _reader(fd: int) -> OutputReader:
+    return OutputReader(fd, (files.read_json(fd, files.META) or {})["piece_bytes"])
+
+
+def _acknowledged(fd: int) -> frozenset[str]:
+    try:
+        file = os.open(_ACKS, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=fd)
+    except FileNotFoundError:
+        return frozenset()
+    with open(file, encoding="utf-8") as lines:
+        return frozenset(line.rstrip("\n") for line in lines)
+
+
+def _action(fd: int, action_id: str, acknowledged: frozenset[str]) -> ActionRecord | None:
+    pair = files.read_pair(fd, files.action_file(checked(action_id)))
+    if pair is None or "kind" not in pair[0]:
+        return None
+    first, second = pair
+    return ActionRecord(
+        action_id=action_id,
+        kind=first["kind"],
+        seq=first["seq"],
+        outcome=None if second is None else msgspec.convert(second, ActionOutcome),
+        acknowledged=action_id in acknowledged,
+    )
+
+
+def _actions(fd: int, acknowledged: frozenset[str]) -> list[ActionRecord]:
+    names = [name[len(_ACTION) :] for name in os.listdir(fd) if name.startswith(_ACTION)]
+    found = [_action(fd, name, acknowledged) for name in names]
+    return sorted((action for action in found if action is not None), key=lambda action: action.seq)
+
+
+def _exit(fd: int) -> ExitRecord | None:
+    found = files.read_json(fd, files.EXIT)
+    return None if found is None else msgspec.convert(found, ExitRecord)
+
+
+def _record(fd: int, process_id: str) -> ProcessRecord:
+    """Put together what the files say. Read in this order, a process that ends meanwhile is never taken for dead."""
+    bit = files.read_pair(fd, files.BIT)
+    ended = _exit(fd)
+    live = ended is None and (bit is None or files.held(fd))
+    if ended is None and not live:
+        ended = _exit(fd)
+    acknowledged = _acknowledged(fd)
+    start, end = _reader(fd).span()
+    phase: Phase = "terminal" if ended is not None else "prepared" if bit is None else "accepted"
+    started_at = ended.started_at if ended is not None else (bit or ({},))[0].get("started_at")
+    return ProcessRecord(
+        process_id=process_id,
+        supervisor_id=(files.read_json(fd, files.META) or {})["supervisor_id"],
+        phase=phase,
+        supervisor_live=live,
+        execution_committed=bit is not None,
+        started_at=started_at,
+        output_start=start,
+        output_end=end,
+        exit=ended,
+        actions=_actions(fd, acknowledged),
+        started_acknowledged="started" in acknowledged,
+        exit_acknowledged="exit" in acknowledged,
+    )
