@@ -253,6 +253,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Machines of the provider `local`; `auto`: where commands can be confined, `unsafe`: everywhere",
         ),
     ] = "auto"
+    sandbox: Annotated[
+        Literal["docker", "local", "off"],
+        Spec("OMNARA_SANDBOX", "Provider of the machine that an agent without machines gets at its first command"),
+    ] = "docker"
     public_url: Annotated[
         str | None,
         Spec(

@@ -135,7 +135,7 @@ class SavedOutput(msgspec.Struct, frozen=True):
     @property
     def runnable(self) -> tuple[AuthorizedCall, ...]:
         """Calls that the engine runs itself, now."""
-        return tuple(entry for entry in self.calls if entry.call.run)
+        return tuple(entry for entry in self.calls if entry.runs)
 
 
 def accept_output(begun: Begun, plan: StepPlan, done: Completed, truncations: int = 0, answers: int = 0) -> SavedOutput:

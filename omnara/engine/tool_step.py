@@ -21,8 +21,8 @@ from omnara.engine.authorize import result_blocks
 from omnara.engine.model_step import Next, advance_for
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.log import get_logger
-from omnara.tools.protocol import ToolCallRequest, ToolContext, ToolResult, failed
-from omnara.tools.registry import execute
+from omnara.tools.protocol import Effect, ToolCallRequest, ToolContext, ToolResult, failed
+from omnara.tools.registry import BUILT_IN, execute
 
 log = get_logger(__name__)
 
@@ -31,11 +31,17 @@ TOOL_FAULT = "tool_fault"
 
 
 class RunningCall(msgspec.Struct, frozen=True):
-    """A call that is marked running in the database."""
+    """A call that is marked running in the database, or a transactional one, which is ready there until it is settled."""
 
     id: UUID
     name: str
     input: dict[str, Any]
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether `engine.tool_tx` settles it."""
+        tool = BUILT_IN.get(self.name)
+        return tool is not None and tool.effect is Effect.TRANSACTIONAL
 
 
 class ToolsBegun(msgspec.Struct, frozen=True):
@@ -111,6 +117,10 @@ def save_results(claim: Claim, begun: ToolsBegun, finished: Sequence[Finished], 
     return msgspec.structs.replace(item, close=close, events=events, moved=moved, answered=len(finished))
 
 
-def mark_running(item: Advance, calls: Sequence[UUID]) -> Advance:
-    """Add to an `Advance` that begins a tools step: these ready calls become running, if the step begins."""
-    return msgspec.structs.replace(item, moved=(*item.moved, *(MovedCall(call, "ready", "running") for call in calls)))
+def mark_running(item: Advance, calls: Sequence[RunningCall]) -> Advance:
+    """Add to an `Advance` that begins a tools step: these ready calls become running, if the step begins.
+
+    Not the transactional ones, which may begin again.
+    """
+    marked = (MovedCall(call.id, "ready", "running") for call in calls if not call.is_transactional)
+    return msgspec.structs.replace(item, moved=(*item.moved, *marked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 from uuid import UUID
@@ -26,6 +27,8 @@ class RunHost(Protocol):
     tools: ToolContext
     counters: StepCounters
     worker_id: UUID
+    visits: asyncio.Semaphore
+    """Turns at the pool, of which runs have half: for use cases of a step that take a connection themselves."""
 
     def reading(self) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for reads; runs wait here for each other, without a limit, and leave room for the API."""

@@ -13,9 +13,11 @@ from omnara.db.failures import DatabaseUnavailable
 from omnara.domain.advance import Advance, Advanced
 from omnara.domain.claim import Claim
 from omnara.domain.step import WaitingInput
+from omnara.engine.machines.tools import TRANSACTIONAL_TOOLS
 from omnara.engine.model_step import Begun, Next, advance_for, begin_model
 from omnara.engine.plan import StepPlan
 from omnara.engine.tool_step import RunningCall, ToolsBegun
+from omnara.engine.tool_tx import settle
 from omnara.log import get_logger, note
 from omnara.worker.host import RunHost
 from omnara.worker.memory import Memory
@@ -112,6 +114,20 @@ class KeptClaim:
             self._host.released(self.claim, ready=done.ready and not item.ready_s, ready_s=item.ready_s)
             return None
         return self._opened(item, done, calls)
+
+    async def _settle(self, call: RunningCall) -> bool:
+        """Run a transactional call, and take over what it did to the log; False when the claim is no longer ours."""
+        async with self._host.visits:
+            settled = await settle(self._deps, TRANSACTIONAL_TOOLS, self.claim, self._host.worker_id, call)
+        if settled is None:
+            log.info("claim_lost")
+            self._host.counters.step("tools", "lost")
+            return False
+        self._open_calls = settled.open_calls
+        self.claim.next_sequence = settled.next_sequence
+        self.claim.batch_sequence = settled.batch_sequence
+        self._memory.fold(settled.events)
+        return True
 
     def _count(self, item: Advance, kind: str | None, outcome: str) -> None:
         now = monotonic()

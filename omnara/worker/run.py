@@ -115,9 +115,8 @@ class AgentRun(KeptClaim):
             return await self._advance(await self._due(decision))
         if isinstance(decision, RunTools):
             following = Next("tools", begin_tools(self.claim, await self._get_plan()))
-            item = mark_running(advance_for(self.claim, following), [call.id for call in decision.calls])
             calls = tuple(RunningCall(call.id, call.name, call.input) for call in decision.calls)
-            return await self._save(item, calls)
+            return await self._save(mark_running(advance_for(self.claim, following), calls), calls)
         if isinstance(decision, Park):
             return await self._advance(Next("retry", ready_s=decision.retry_in_s))
         if isinstance(decision, Waiting | Idle):
@@ -262,10 +261,16 @@ class AgentRun(KeptClaim):
 
     async def _tools_step(self, begun: ToolsBegun) -> Begun | ToolsBegun | None:
         plan = await self._get_plan()
+        for call in begun.calls:
+            if call.is_transactional and not await self._settle(call):
+                return None
+        calls = [call for call in begun.calls if not call.is_transactional]
+        if not calls:
+            return await self._save_finished(begun, [], await self._after_tools(plan))
         await self._host.may_start_effects()
-        probes.hit("tools_started", agent_id=self.claim.agent_id, calls=len(begun.calls))
-        self.effects = len(begun.calls)
-        async with aclosing(run_calls(self.claim.agent_id, begun.calls, self._host.tools)) as groups:
+        probes.hit("tools_started", agent_id=self.claim.agent_id, calls=len(calls))
+        self.effects = len(calls)
+        async with aclosing(run_calls(self.claim.agent_id, calls, self._host.tools)) as groups:
             async for finished in groups:
                 self.effects -= len(finished)
                 self._open_calls -= len(finished)
@@ -273,10 +278,12 @@ class AgentRun(KeptClaim):
                     if await self._save_finished(begun, finished, None) is None:
                         return None
                     continue
-                upcoming = await self._upcoming(plan)
-                following = Next("wait") if self._open_calls else self._model_next(upcoming, self._steering)
-                return await self._save_finished(begun, finished, self._yielding(following))
+                return await self._save_finished(begun, finished, await self._after_tools(plan))
         raise AssertionError("a tools step has at least one call")
+
+    async def _after_tools(self, plan: StepPlan) -> Next:
+        upcoming = await self._upcoming(plan)
+        return self._yielding(Next("wait") if self._open_calls else self._model_next(upcoming, self._steering))
 
     async def _save_finished(
         self, begun: ToolsBegun, finished: list[Finished], following: Next | None

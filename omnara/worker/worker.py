@@ -86,7 +86,7 @@ class Worker:
         self._reconciler = Reconciler(self._release_after_s)
         self._reconcile_now = asyncio.Event()
         # Hundreds of runs that start together would otherwise pass the pool's limit of waiting and starve requests.
-        self._readers = asyncio.Semaphore(max(1, deps.db.size // 2))
+        self.visits = asyncio.Semaphore(max(1, deps.db.size // 2))
 
     # --- service ------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Worker:
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Connection]:
         """Lend one of the half of the pool's connections that runs may use. Raises DatabaseUnavailable."""
-        async with self._readers, self.deps.db.acquire() as connection:
+        async with self.visits, self.deps.db.acquire() as connection:
             yield connection
 
     def must_yield(self, claim: Claim) -> bool:
