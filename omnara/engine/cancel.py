@@ -7,6 +7,7 @@ Source: engine.md §8, trap 9; api.md §10; field-reports B01, B40.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from omnara.access.principals import Principal
 from omnara.access.roles import ProjectAction, ProjectScope
 from omnara.db import agents, calls, inputs, interactions
 from omnara.db.agents import AgentRef
+from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
 from omnara.db.inputs import ResolvedInput
 from omnara.db.reads import EventRow
@@ -24,20 +26,26 @@ from omnara.domain.events import AgentInputPayload
 from omnara.engine.actors import ExternalActor, actor_for, check_actor
 from omnara.engine.appending import Appending
 from omnara.engine.deps import Deps, announce
+from omnara.engine.machines.closing import cancel_calls
 from omnara.engine.scope import AgentPath, locate
 from omnara.ids import IdKind, encode, new_uuid
+from omnara.tools.registry import MACHINE_TOOLS
 
 REASON: Final = "canceled"
 """The structured reason of the canceled results of a stopped turn."""
 
 
 class Canceled(msgspec.Struct, frozen=True):
-    """What a cancel did. An idle agent: no event, not `affected`. `taken`: a worker was running it."""
+    """What a cancel did. An idle agent: no event, not `affected`. `taken`: a worker was running it.
+
+    `machines` have something to end.
+    """
 
     event: EventRow | None
     affected: bool
     taken: bool
     actor_id: UUID | None
+    machines: frozenset[UUID] = frozenset()
 
 
 async def cancel_agent(deps: Deps, p: Principal, path: AgentPath, *, actor: ExternalActor | None = None) -> Canceled:
@@ -57,6 +65,8 @@ async def cancel_agent(deps: Deps, p: Principal, path: AgentPath, *, actor: Exte
     agent_id, canceled = await deps.db.run(work)
     if canceled.affected:
         announce(deps, agent_id, events=True, ready=True, taken=canceled.taken)
+    if canceled.machines:
+        deps.hints.machines(canceled.machines)
     return canceled
 
 
@@ -70,17 +80,18 @@ async def _cancel(
 ) -> Canceled:
     actor_id = await actor_for(connection, p, ProjectScope(agent.org_id, agent.project_id), actor)
     taken = appending.hot.worker_id is not None
-    await stop_turn(connection, appending, actor_id)
+    machines = await stop_turn(connection, appending, actor_id)
     await inputs.cancel_waiting(connection, agent.id, ["steering"])
     more = await inputs.has_waiting(connection, agent.id)
     events = await appending.write("wake" if more else "sleep", release=taken)
-    return Canceled(events[0], True, taken, actor_id)
+    return Canceled(events[0], True, taken, actor_id, frozenset(machines))
 
 
-async def stop_turn(connection: Connection, appending: Appending, actor_id: UUID | None) -> None:
+async def stop_turn(connection: Connection, appending: Appending, actor_id: UUID | None) -> set[UUID]:
     """Add the control event and the canceled results, close the running step, and leave the hot row at rest.
 
-    The caller decides about waiting inputs and writes `appending`, with `release` when a worker holds the claim.
+    What the canceled calls asked of machines is taken back; returns the machines to hint at after the commit. The
+    caller decides about waiting inputs and writes `appending`, with `release` when a worker holds the claim.
     """
     hot = appending.hot
     input_id = new_uuid()
@@ -97,12 +108,21 @@ async def stop_turn(connection: Connection, appending: Appending, actor_id: UUID
     )
     await inputs.insert_resolved(connection, hot.agent_id, new)
     await interactions.cancel(connection, hot.agent_id, calls=None, input_id=input_id, reason=REASON)
+    machines: set[UUID] = set()
     if hot.batch_sequence is not None:
-        for call in await calls.open_calls(connection, hot.agent_id, hot.batch_sequence):
+        stopped = await calls.open_calls(connection, hot.agent_id, hot.batch_sequence)
+        for call in stopped:
             appending.add_result(call, "canceled", [StructuredDataBlock({"reason": REASON})])
+        machines = await cancel_calls(connection, hot.agent_id, at_machines(stopped))
     await agents.cancel_started_step(connection, hot.agent_id, hot.step_number)
     hot.turn_open = False
     hot.batch_sequence = None
     hot.open_calls = 0
     hot.attempt = 0
     hot.retry_at = None
+    return machines
+
+
+def at_machines(open_calls: Iterable[CallRow]) -> list[UUID]:
+    """Those of these calls that may wait for a machine: a question has nothing there, and needs no look."""
+    return [call.id for call in open_calls if call.state == "waiting" and call.name in MACHINE_TOOLS]

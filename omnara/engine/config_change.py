@@ -23,6 +23,8 @@ from omnara.engine.actors import actor_for
 from omnara.engine.appending import Appending
 from omnara.engine.configs import ConfigView, draft_of, store_draft, view
 from omnara.engine.deps import Deps, announce
+from omnara.engine.machines.bindings import lock_for_change, reconcile
+from omnara.engine.machines.sources import pool_ids, resolve_sources
 from omnara.engine.scope import AgentPath, locate
 from omnara.errors import IdempotencyKeyConflict, StateTransitionConflict
 from omnara.ids import IdKind, encode, new_uuid
@@ -36,6 +38,8 @@ class ChangedConfig(msgspec.Struct, frozen=True):
     input: InputRow
     event_id: UUID
     replayed: bool
+    machines: frozenset[UUID] = frozenset()
+    """Machines that have something to do or to end."""
 
 
 async def change_agent_config(
@@ -62,6 +66,8 @@ async def change_agent_config(
     changed = await deps.db.run(work)
     if not changed.replayed:
         announce(deps, changed.agent_id, events=True, ready=True)
+        if changed.machines:
+            deps.hints.machines(changed.machines)
     return changed
 
 
@@ -80,6 +86,8 @@ async def _change(
     key: str | None,
 ) -> ChangedConfig:
     project = ProjectScope(agent.org_id, agent.project_id)
+    pools = pool_ids(await resolve_sources(connection, project, draft.machine_sources))
+    await lock_for_change(connection, agent.id, pools)
     appending = await Appending.lock(connection, agent.id)
     hot = appending.hot
     config = (await store_draft(connection, project, draft, *source)).config
@@ -95,12 +103,13 @@ async def _change(
     new = await add_config_change(
         connection, appending, config.row.id, actor_id=actor_id, key=key, opens_turn=not joins
     )
+    machines = await reconcile(connection, project, appending, config.machine_sources)
     hot.config_id = config.row.id
     hot.attempt = 0
     hot.retry_at = None
     events = await appending.write("wake" if joins and hot.open_calls == 0 else "keep")
     await agents.touch_agent(connection, agent.id, config.row.id)
-    return ChangedConfig(agent.id, config, new, events[0].id, replayed=False)
+    return ChangedConfig(agent.id, config, new, events[0].id, replayed=False, machines=frozenset(machines))
 
 
 async def add_config_change(

@@ -17,7 +17,7 @@ from omnara.db import catalog, configs
 from omnara.db.catalog import ModelRow
 from omnara.db.configs import ConfigRow, NewConfig
 from omnara.db.connection import Connection
-from omnara.domain.config import Compiled, Definition, ModelChoice, compiled, decode_definition, sha256_hex
+from omnara.domain.config import Compiled, Definition, ModelChoice, Source, compiled, decode_definition, sha256_hex
 from omnara.domain.config_check import BuiltIn, Draft, Offer, Problem, check_document, describe
 from omnara.domain.config_source import SourceError, SourceFormat, read_source
 from omnara.domain.model_limits import Effective, Limits, narrow
@@ -31,6 +31,8 @@ from omnara.tools.registry import MACHINE_TOOLS, POOL_TOOLS
 from omnara.tools.schema import check_tool_schema
 
 COMPILER_VERSION: Final = "v1"
+RECOMMENDED: Final = tuple(name for name in MACHINE_TOOLS if not name.endswith("_file"))
+"""The seven process and machine tools. Source: api.md §9."""
 _AS_THEY_ARE: Final[Mapping[str, str]] = {}
 
 
@@ -40,6 +42,23 @@ class ConfigView(msgspec.Struct, frozen=True):
     row: ConfigRow
     model: ModelRow
     limits: Effective
+
+    @property
+    def machine_sources(self) -> tuple[Source, ...]:
+        """Where its agents get machines from."""
+        return decode_definition(self.row.definition).machine_sources if self._names_machines else ()
+
+    @property
+    def missing_machine_tools(self) -> list[str]:
+        """Tools that a config with machines should have, and this one has not. Source: api.md §9 (warnings)."""
+        if not self._names_machines:
+            return []
+        tools = decode_definition(self.row.definition).tools
+        return [name for name in RECOMMENDED if name not in tools]
+
+    @property
+    def _names_machines(self) -> bool:
+        return '"machine_sources":' in self.row.definition  # else there is no need to decode it
 
 
 class CreatedConfig(msgspec.Struct, frozen=True):

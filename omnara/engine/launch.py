@@ -15,6 +15,7 @@ from omnara.access.principals import Principal
 from omnara.access.roles import ProjectAction, ProjectScope
 from omnara.db import agents, inputs
 from omnara.db.agents import AgentRow
+from omnara.db.bindings import BindingRow, list_bindings
 from omnara.db.connection import Connection
 from omnara.db.inputs import InputRow, NewMessage
 from omnara.domain.content import TextBlock
@@ -25,6 +26,7 @@ from omnara.engine.config_change import add_config_change
 from omnara.engine.configs import ConfigView, view
 from omnara.engine.deps import Deps, announce
 from omnara.engine.inputs import RANK_STRIDE, encode_blocks
+from omnara.engine.machines.bindings import add_at_launch
 from omnara.engine.scope import project_in_scope
 from omnara.errors import InvalidRequest
 from omnara.ids import new_uuid
@@ -34,12 +36,17 @@ MAX_NAME_CHARS: Final = 256
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """The agent as it is now. `config` and `input` only when this request created it."""
+    """The agent as it is now. `config`, `input` and `bindings` only when this request created it.
+
+    `machines` are to be provisioned.
+    """
 
     created: bool
     agent: AgentRow
     config: ConfigView | None = None
     input: InputRow | None = None
+    bindings: tuple[BindingRow, ...] = ()
+    machines: frozenset[UUID] = frozenset()
 
 
 class NewAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,13 +108,18 @@ def announce_launch(deps: Deps, launched: Launched) -> Launched:
     """Tell the workers of an agent that was just committed; return it."""
     if launched.created and launched.input is not None:
         announce(deps, launched.agent.id, ready=True)
+    if launched.machines:
+        deps.hints.machines(launched.machines)
     return launched
 
 
 async def launch(
     connection: Connection, p: Principal, project: ProjectScope, config: ConfigView, new: NewAgent
 ) -> Launched:
-    """Write a new agent in the caller's transaction, or return the one that took the key meanwhile."""
+    """Write a new agent in the caller's transaction, or return the one that took the key meanwhile.
+
+    Raises InvalidRequest when the project may no longer use a machine source, Conflict when a pool has no room.
+    """
     agent_id = new_uuid()
     inserted = await agents.insert_agent(
         connection,
@@ -126,11 +138,22 @@ async def launch(
     actor_id = await actor_for(connection, p, project, None)
     appending = await Appending.lock(connection, agent_id)
     await add_config_change(connection, appending, config.row.id, actor_id=actor_id, key=None, opens_turn=True)
+    machines, bindings = await _machines(connection, project, agent_id, config)
     message = await _first_message(connection, appending, new, actor_id)
     await appending.write("sleep" if message is None else "wake")
     agent = await agents.find_agent(connection, agent_id)
     assert agent is not None, "it was inserted in this transaction"
-    return Launched(True, agent, config, message)
+    return Launched(True, agent, config, message, bindings, machines)
+
+
+async def _machines(
+    connection: Connection, project: ProjectScope, agent_id: UUID, config: ConfigView
+) -> tuple[frozenset[UUID], tuple[BindingRow, ...]]:
+    sources = config.machine_sources
+    if not sources:
+        return frozenset(), ()
+    made = await add_at_launch(connection, project, agent_id, sources)
+    return frozenset(made), tuple(await list_bindings(connection, agent_id))
 
 
 async def _first_message(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import msgspec
+
 from omnara.access.principals import Principal
 from omnara.access.roles import ProjectAction, ProjectScope
 from omnara.db import agents, inputs
@@ -17,6 +19,8 @@ from omnara.engine.actors import actor_for
 from omnara.engine.appending import Appending
 from omnara.engine.cancel import stop_turn, turn_is_open
 from omnara.engine.deps import Deps, announce
+from omnara.engine.machines.bindings import lock_for_release, release_all
+from omnara.engine.machines.closing import close_agent
 from omnara.engine.scope import AgentPath, locate
 from omnara.errors import NotFound, StateTransitionConflict
 
@@ -49,35 +53,32 @@ async def archive(deps: Deps, p: Principal, path: AgentPath) -> AgentRow:
     Cancels the current turn and every waiting input; the log stays readable. Raises NotFound, Forbidden.
     """
 
-    async def work(connection: Connection) -> tuple[AgentRow, bool, bool]:
+    async def work(connection: Connection) -> tuple[AgentRow, _Closed | None]:
         agent = await locate(connection, p, path, ProjectAction.MANAGE)
+        await lock_for_release(connection, agent.id)
         appending = await Appending.lock(connection, agent.id)
         if appending.hot.gate == "archived":
-            return await _read(connection, agent.id), False, False
+            return await _read(connection, agent.id), None
         actor_id = None
         if turn_is_open(appending):
             actor_id = await actor_for(connection, p, ProjectScope(agent.org_id, agent.project_id), None)
-        taken = await _close(connection, appending, actor_id)
-        return await _read(connection, agent.id), True, taken
+        closed = await _close(connection, appending, actor_id)
+        return await _read(connection, agent.id), closed
 
-    agent, changed, taken = await deps.db.run(work)
-    if changed:
-        announce(deps, agent.id, events=True, taken=taken)
+    agent, closed = await deps.db.run(work)
+    _tell(deps, agent.id, closed)
     return agent
 
 
 async def archive_for_good(deps: Deps, agent_id: UUID) -> None:
     """Archive an agent in nobody's name, because what it belongs to is deleted. Own transaction; may be repeated."""
 
-    async def work(connection: Connection) -> tuple[bool, bool]:
+    async def work(connection: Connection) -> _Closed | None:
+        await lock_for_release(connection, agent_id)
         appending = await Appending.lock(connection, agent_id)
-        if appending.hot.gate == "archived":
-            return False, False
-        return True, await _close(connection, appending, None)
+        return None if appending.hot.gate == "archived" else await _close(connection, appending, None)
 
-    changed, taken = await deps.db.run(work)
-    if changed:
-        announce(deps, agent_id, events=True, taken=taken)
+    _tell(deps, agent_id, await deps.db.run(work))
 
 
 async def delete(deps: Deps, p: Principal, path: AgentPath) -> None:
@@ -85,17 +86,36 @@ async def delete(deps: Deps, p: Principal, path: AgentPath) -> None:
     await archive(deps, p, path)
 
 
-async def _close(connection: Connection, appending: Appending, actor_id: UUID | None) -> bool:
-    """Stop a locked agent for good; return whether a worker held it."""
+class _Closed(msgspec.Struct, frozen=True):
+    """What closing an agent did: whether a worker held it, and the machines that have something to end."""
+
+    taken: bool
+    machines: frozenset[UUID]
+
+
+async def _close(connection: Connection, appending: Appending, actor_id: UUID | None) -> _Closed:
+    """Stop a locked agent for good."""
     agent_id = appending.hot.agent_id
     taken = appending.hot.worker_id is not None
+    machines: set[UUID] = set()
     if turn_is_open(appending):
-        await stop_turn(connection, appending, actor_id)
+        machines = await stop_turn(connection, appending, actor_id)
     await inputs.cancel_waiting(connection, agent_id, ["queued", "steering"])
     appending.hot.gate = "archived"
     await appending.write("sleep", release=taken)
+    # After the results are written: no call waits any more, so all that is left on machines is to be ended.
+    machines |= await close_agent(connection, agent_id)
+    machines |= await release_all(connection, appending)
     await agents.archive_agent(connection, agent_id)
-    return taken
+    return _Closed(taken, frozenset(machines))
+
+
+def _tell(deps: Deps, agent_id: UUID, closed: _Closed | None) -> None:
+    if closed is None:
+        return
+    announce(deps, agent_id, events=True, taken=closed.taken)
+    if closed.machines:
+        deps.hints.machines(closed.machines)
 
 
 async def _read(connection: Connection, agent_id: UUID) -> AgentRow:

@@ -19,6 +19,7 @@ from omnara.db import accounts, calls, interactions
 from omnara.db import reads as db
 from omnara.db.accounts import MembershipRow, ProjectRow, UserRow
 from omnara.db.agents import AgentRow
+from omnara.db.bindings import list_bindings
 from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
 from omnara.db.interactions import InteractionRow
@@ -100,6 +101,13 @@ async def get_agent(
     """Return an agent, archived or not. Also the check before a stream opens."""
     async with deps.db.acquire() as connection:
         return await agent_in_scope(connection, p, path, action)
+
+
+async def get_agent_machines(deps: Deps, p: Principal, path: AgentPath) -> tuple[AgentRow, list[UUID]]:
+    """Return an agent and the machines attached to it, in the order in which they were."""
+    async with deps.db.acquire() as connection:
+        agent = await agent_in_scope(connection, p, path, ProjectAction.READ)
+        return agent, [row.machine_id for row in await list_bindings(connection, agent.id)]
 
 
 async def list_agents(

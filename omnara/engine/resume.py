@@ -23,7 +23,9 @@ from omnara.domain.content import INTERRUPTED_TEXT, StructuredDataBlock, TextBlo
 from omnara.domain.events import AgentInputPayload, DamagedEvent, Event, ModelOutputPayload
 from omnara.domain.state import LogState, fold
 from omnara.engine.appending import Appending
+from omnara.engine.cancel import at_machines
 from omnara.engine.deps import Deps, announce
+from omnara.engine.machines.closing import cancel_calls
 from omnara.engine.scope import AgentPath, locate
 from omnara.errors import Conflict, StateTransitionConflict
 
@@ -123,6 +125,7 @@ async def _close_calls(connection: Connection, appending: Appending, state: LogS
     first = hot.next_sequence
     for call in dropped:
         appending.add_result(call, "canceled", [StructuredDataBlock({"reason": VOIDED})])
+    await cancel_calls(connection, hot.agent_id, at_machines(dropped))
     await _cancel_forms(connection, hot.agent_id, dropped)
     return [(first, hot.next_sequence)]
 

@@ -33,6 +33,7 @@ from omnara.api.routing import Call, Route, reply
 from omnara.engine import launch, lifecycle, reads
 from omnara.errors import NotFound
 from omnara.ids import IdKind
+from omnara.ids import encode as public_id
 
 
 class AgentsQuery(PageQuery, frozen=True, kw_only=True):
@@ -68,7 +69,7 @@ async def launch_agent(call: Call) -> web.StreamResponse:
         LaunchAgentResponse(
             agent=agent,
             agent_config=agent_config(launched.config),
-            machine_bindings=[],
+            machine_bindings=[encode.machine_binding(row) for row in launched.bindings],
             agent_input=UNSET if launched.input is None else encode.agent_input(launched.input),
         ),
     )
@@ -106,9 +107,10 @@ def _position(field: str, row: Any) -> Position:
 
 
 async def get_agent(call: Call) -> web.StreamResponse:
-    """One agent, archived or not. Machines and MCP servers are not part of this release: there are none."""
-    agent = await reads.get_agent(call.context.deps, call.principal, agent_path(call))
-    return reply(200, GetAgentResponse(agent=encode.agent(agent), machine_ids=[], mcp_connections=[]))
+    """One agent, archived or not, with its machines. MCP servers are not part of this release: there are none."""
+    agent, machines = await reads.get_agent_machines(call.context.deps, call.principal, agent_path(call))
+    ids = [public_id(IdKind.MACHINE, machine) for machine in machines]
+    return reply(200, GetAgentResponse(agent=encode.agent(agent), machine_ids=ids, mcp_connections=[]))
 
 
 async def archive_agent(call: Call) -> web.StreamResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from omnara.api.omnara import encode
 from omnara.api.omnara.decode import AGENT, AGENT_PATH, PROJECT, PROJECT_PATH, agent_path, id_in_body, project_scope
@@ -15,6 +15,7 @@ from omnara.api.omnara.types.agents import (
     CreateAgentConfigRequest,
     UpdateAgentConfigRequest,
     UpdateAgentConfigResponse,
+    Warning,
 )
 from omnara.api.routing import Call, Route, reply
 from omnara.engine import config_change, configs
@@ -37,8 +38,17 @@ def agent_config(view: ConfigView) -> AgentConfig:
         effective_definition_hash=row.definition_hash,
         model=_model(view),
         instruction_hash=row.instruction_hash,
+        warnings=_warnings(view),
         created_at=row.created_at,
     )
+
+
+def _warnings(view: ConfigView) -> list[Warning] | UnsetType:
+    missing = view.missing_machine_tools
+    if not missing:
+        return UNSET
+    text = f"The config has machines, but not the tools {', '.join(missing)}."
+    return [Warning(message=text, code="missing_recommended_machine_tools")]
 
 
 def _model(view: ConfigView) -> AgentConfigModel:

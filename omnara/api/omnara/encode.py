@@ -16,10 +16,11 @@ from omnara.access.roles import Decision, ProjectAction, ProjectScope, can
 from omnara.api.event_json import Owner, stored_event
 from omnara.api.omnara.types.account import CurrentUser, CurrentUserIdentity, CurrentUserOrg, ProjectAccess
 from omnara.api.omnara.types.account import VisibleProject as Project
-from omnara.api.omnara.types.agents import Agent, AgentInput, AgentModel
+from omnara.api.omnara.types.agents import Agent, AgentInput, AgentMachineBinding, AgentModel
 from omnara.api.omnara.types.tools import AgentInteraction, ToolCall
 from omnara.db.accounts import MembershipRow, ProjectRow, UserRow
 from omnara.db.agents import AgentRow
+from omnara.db.bindings import BindingRow
 from omnara.db.calls import CallRow
 from omnara.db.inputs import InputRow
 from omnara.db.interactions import InteractionRow
@@ -57,6 +58,30 @@ def agent(row: AgentRow) -> Agent:
         created_at=row.created_at,
         updated_at=row.updated_at,
         archived_at=some(row.archived_at),
+    )
+
+
+def machine_binding(row: BindingRow) -> AgentMachineBinding:
+    """A machine attached to an agent. Overlays of secrets name them by their public ids."""
+    kind: Any = row.binding_kind
+    state: Any = row.state
+    secrets = msgspec.json.decode(row.secret_env_overlay, type=dict[str, UUID | None])
+    return AgentMachineBinding(
+        id=encode(IdKind.MACHINE_BINDING, row.id),
+        project_id=encode(IdKind.PROJECT, row.project_id),
+        agent_id=encode(IdKind.AGENT, row.agent_id),
+        machine_id=encode(IdKind.MACHINE, row.machine_id),
+        machine_ref=row.machine_ref,
+        binding_kind=kind,
+        state=state,
+        description=row.description,
+        cwd=row.cwd,
+        env_overlay=msgspec.json.decode(row.env_overlay),
+        secret_env_overlay={
+            name: None if value is None else encode(IdKind.SECRET, value) for name, value in secrets.items()
+        },
+        created_at=row.created_at,
+        updated_at=row.updated_at,
     )
 
 
