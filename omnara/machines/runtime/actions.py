@@ -12,7 +12,7 @@ import msgspec
 
 from omnara.clock import Deadline
 from omnara.machines import wire
-from omnara.machines.processes import ActionOutcome, ActionRecord, Home
+from omnara.machines.processes import ActionOutcome, ActionRecord, Home, HomeFull
 from omnara.machines.runtime.lives import Lives
 from omnara.machines.runtime.outbox import Outbox
 from omnara.machines.runtime.output import Seen, seen
@@ -52,12 +52,20 @@ class Actions:
         """Perform an action and put its report into the outbox. Cancelled, a read is given up, an effect is not."""
         if action.process_id not in self._lives.kept:
             # The files are gone, and the process with them; only what runs elsewhere could answer for it.
-            code = "output_unavailable" if action.kind == "read" else "process_not_running"
-            self._report(action, ActionOutcome(state="failed", reason_code=code), lasting=False)
+            self._unknown(action)
         elif action.kind == "read":
             await self._read(action)
         else:
             await asyncio.shield(self.begin(action))
+
+    def _unknown(self, action: Action) -> None:
+        self._fail(action, "output_unavailable" if action.kind == "read" else "process_not_running")
+
+    def _fail(self, action: Action, code: str, message: str = "") -> None:
+        """Report an action that left no mark in the home; if that report is lost, the server asks again."""
+        outcome = ActionOutcome(state="failed", reason_code=code, reason_message=message)
+        event = action_event(action.process_id, action.action_id, outcome)
+        self._outbox.add(action.process_id, action.action_id, "connection", event)
 
     def begin(self, action: Action) -> asyncio.Task[None]:
         """Perform an action with an effect in a task of the runtime, after those of the same process before it."""
@@ -93,10 +101,14 @@ class Actions:
         try:
             outcome = await self._outcome(action)
         except wire.FrameError as error:
-            failed = ActionOutcome(state="failed", reason_code="invalid_payload", reason_message=str(error))
-            self._report(action, failed, lasting=False)
-            return
-        self._report(action, outcome, lasting=True)
+            self._fail(action, "invalid_payload", str(error))
+        except HomeFull:
+            self._fail(action, wire.STORAGE_EXHAUSTED, wire.STORAGE_EXHAUSTED_MESSAGE)
+        except KeyError:
+            self._unknown(action)
+        else:
+            event = action_event(action.process_id, action.action_id, outcome)
+            self._outbox.add(action.process_id, action.action_id, "home", event)
 
     async def _outcome(self, action: Action) -> ActionOutcome:
         match action.kind:
@@ -111,20 +123,17 @@ class Actions:
             case _:
                 assert_never(action.kind)
 
-    def _report(self, action: Action, outcome: ActionOutcome, *, lasting: bool) -> None:
-        event = action_event(action.process_id, action.action_id, outcome)
-        self._outbox.add(action.process_id, action.action_id, "home" if lasting else "connection", event)
-
     async def _read(self, action: Action) -> None:
         try:
             payload = wire.read_payload(action.payload)
+            cursor = action.default_cursor if isinstance(payload.cursor, msgspec.UnsetType) else payload.cursor
+            found = await self._seen(action.process_id, cursor, payload)
         except wire.FrameError as error:
-            failed = ActionOutcome(state="failed", reason_code="invalid_payload", reason_message=str(error))
-            self._report(action, failed, lasting=False)
+            self._fail(action, "invalid_payload", str(error))
             return
-        cursor = action.default_cursor if payload.cursor is msgspec.UNSET else payload.cursor
-        assert isinstance(cursor, int)
-        found = await self._seen(action.process_id, cursor, payload)
+        except KeyError:
+            self._unknown(action)
+            return
         event = wire.ActionApplied(
             process_id=action.process_id,
             process_action_id=action.action_id,

@@ -7,6 +7,7 @@ not come, reads, heartbeats. Source: machines.md §3.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Final, assert_never
@@ -21,7 +22,7 @@ from omnara.machines.processes import Home
 from omnara.machines.runtime.actions import Action, Actions
 from omnara.machines.runtime.lives import Lives
 from omnara.machines.runtime.outbox import Outbox, Slot
-from omnara.machines.runtime.reports import finished_event
+from omnara.machines.runtime.reports import finished_event, lost_event
 from omnara.machines.runtime.tasks import Tasks
 from omnara.machines.runtime.timing import Timing
 
@@ -37,6 +38,7 @@ _Work = (
     | wire.ActionAcceptAck
     | wire.ReportAck
 )
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UNAVAILABLE: Final = ("process_offer_unavailable", "action_offer_unavailable")
 
 
@@ -139,18 +141,24 @@ class Connection:
             slot = await self._outbox.next()
             event = slot.event
             if event is None:
-                record = await self._home.watch(slot.process_id, 0, 0)
-                if record.exit is None:
-                    raise LinkClosed(1011, "a process that was over runs again")
-                event = await finished_event(self._home, slot.process_id, record.exit)
+                event = await self._end(slot.process_id)
             await self._out.put(wire.Report(report_id=slot.report_id, event=event))
+
+    async def _end(self, process_id: str) -> wire.Event:
+        try:
+            record = await self._home.watch(process_id, 0, 0)
+            if record.exit is None:
+                raise LinkClosed(1011, "a process that was over runs again")
+            return await finished_event(self._home, process_id, record.exit)
+        except KeyError:
+            return lost_event(process_id)
 
     async def _settle(self) -> None:
         """Keep acknowledgements, one after the other; a report is forgotten only when its acknowledgement is kept."""
         while True:
             slot = await self._settled.get()
             if slot.scope == "home":
-                await self._home.acknowledge(slot.process_id, slot.name)
+                await self._lives.acknowledge(slot.process_id, slot.name)
             self._outbox.settled(slot)
             if slot.name == "exit":
                 self._lives.settled(slot.process_id)
@@ -201,10 +209,12 @@ class Connection:
                 assert_never(frame)
 
     async def _prepare(self, offer: wire.ProcessOffer) -> None:
+        _check_ids(offer.process_id)
         if await self._lives.prepare(offer):
             self._put(wire.ProcessAccept(process_id=offer.process_id))
 
     def _offer(self, offer: wire.ActionOffer) -> None:
+        _check_ids(offer.process_id, offer.process_action_id)
         if offer.process_action_id in self._offered or self._outbox.find(offer.process_id, offer.process_action_id):
             return
         self._offered[offer.process_action_id] = offer
@@ -251,6 +261,12 @@ class Connection:
             self._offered.pop(frame.process_action_id, None)
         else:
             self._tasks.spawn(self._lives.close_preparation(frame.process_id), f"close {frame.process_id}")
+
+
+def _check_ids(*ids: str) -> None:
+    """Ids become names of files, and an action's id stands beside the two other slots of its process."""
+    if any(_ID.fullmatch(one) is None or one in ("started", "exit") for one in ids):
+        raise LinkClosed(1002, "an id that no machine can keep")
 
 
 def _no_skills(offer: wire.SkillOffer) -> wire.SkillReport:

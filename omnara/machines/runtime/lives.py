@@ -6,6 +6,7 @@ Source: machines.md §4 (daemon sequence), §6 (when which report is sent).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, Final, Literal, cast
 
@@ -14,7 +15,7 @@ from omnara.log import get_logger
 from omnara.machines import wire
 from omnara.machines.processes import Home, HomeFull, ProcessRecord, ProcessSpec, StartFailed
 from omnara.machines.runtime.outbox import Outbox
-from omnara.machines.runtime.reports import never_started, started_event, storage_event
+from omnara.machines.runtime.reports import lost_event, never_started, started_event, storage_event
 from omnara.machines.runtime.tasks import Tasks
 from omnara.machines.runtime.timing import Timing
 
@@ -155,6 +156,8 @@ class Lives:
                 settle_s = min(self._timing.settle_s, deadline.remaining_s)
                 record = await self._home.watch(life.process_id, _NEVER, settle_s)
             await self._follow(life, record, told=False)
+        except KeyError:
+            self._lost(life)
         except HomeFull:
             life.over = True
             # Not kept: after a reconnection it is claimed as prepared, and the server decides anew.
@@ -163,6 +166,7 @@ class Lives:
             life.running = False
 
     async def _follow(self, life: Life, record: ProcessRecord, *, told: bool) -> None:
+        """Tell that a process runs, unless that was told, wait for its end, and tell that."""
         try:
             while record.exit is None:
                 if record.execution_committed and not record.supervisor_live:
@@ -173,11 +177,20 @@ class Lives:
                     self._outbox.add(life.process_id, "started", "home", event)
                     told = True
                 record = await self._home.watch(life.process_id, _NEVER, self._timing.watch_s)
+        except KeyError:
+            self._lost(life)
+            return
         finally:
             life.running = False
         life.over = True
         if not life.released:
             self._outbox.add(life.process_id, "exit", "home")
+
+    def _lost(self, life: Life) -> None:
+        life.over = True
+        self.kept.discard(life.process_id)
+        if not life.released:
+            self._outbox.add(life.process_id, "exit", "connection", lost_event(life.process_id))
 
     # --- ending ---------------------------------------------------------------------------------------------
 
@@ -189,7 +202,16 @@ class Lives:
         if not life.granted:
             life.doomed = True
         elif not life.released:
-            self._spawn(self._home.stop(process_id, "terminated_by_server"), f"stop {process_id}")
+            self._spawn(self._stop(process_id, "terminated_by_server"), f"stop {process_id}")
+
+    async def _stop(self, process_id: str, reason_code: str) -> None:
+        with contextlib.suppress(HomeFull):  # it is ended all the same, and its end is found by the watch
+            await self._home.stop(process_id, reason_code)
+
+    async def acknowledge(self, process_id: str, slot: str) -> None:
+        """Keep that the server has a report. On a full disk it is not kept: a later runtime reports it once more."""
+        with contextlib.suppress(HomeFull):
+            await self._home.acknowledge(process_id, slot)
 
     def release(self, record: ProcessRecord) -> None:
         """Let go of a process that the server has settled without us: stopped if it runs, and never reported."""
@@ -206,11 +228,11 @@ class Lives:
             await self._forget(record.process_id)
             return
         if record.exit is None:
-            await self._home.stop(record.process_id, "server_resolved")
+            await self._stop(record.process_id, "server_resolved")
         for action in record.actions:
             if not action.acknowledged:
-                await self._home.acknowledge(record.process_id, action.action_id)
-        await self._home.acknowledge(record.process_id, "exit")
+                await self.acknowledge(record.process_id, action.action_id)
+        await self.acknowledge(record.process_id, "exit")
         self._lives.pop(record.process_id, None)
 
     def settled(self, process_id: str) -> None:

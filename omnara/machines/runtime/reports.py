@@ -9,7 +9,15 @@ from omnara.machines import wire
 from omnara.machines.processes import ActionOutcome, ExitRecord, Home, ProcessRecord
 from omnara.machines.runtime.output import Seen, seen
 
-__all__ = ["action_event", "finished_event", "never_started", "now_text", "started_event", "storage_event"]
+__all__ = [
+    "action_event",
+    "finished_event",
+    "lost_event",
+    "never_started",
+    "now_text",
+    "started_event",
+    "storage_event",
+]
 
 _MESSAGE_LIMIT: Final = 2_000
 
@@ -86,6 +94,16 @@ def never_started(process_id: str, reason_code: str, message: str) -> wire.Proce
         state_reason_code=reason_code,
         state_reason_message=message[:_MESSAGE_LIMIT],
         result=wire.FinishedResult(state="failed", error=reason_code),
+    )
+
+
+def lost_event(process_id: str) -> wire.ProcessFinished:
+    """Return the event for a command whose files somebody removed: nobody will know what became of it."""
+    return wire.ProcessFinished(
+        process_id=process_id,
+        state="unknown",
+        state_reason_code="local_state_missing",
+        state_reason_message="what this machine kept of the command is gone",
     )
 
 

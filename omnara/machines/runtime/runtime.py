@@ -7,9 +7,10 @@ import contextlib
 from collections.abc import Sequence
 from uuid import UUID
 
+from omnara.log import get_logger
 from omnara.machines import wire
 from omnara.machines.link import Link
-from omnara.machines.processes import Home, HomeLost, ProcessRecord
+from omnara.machines.processes import Home, HomeFull, HomeLost, ProcessRecord
 from omnara.machines.runtime.actions import Action, Actions
 from omnara.machines.runtime.claims import check_directives, claim, settled
 from omnara.machines.runtime.connection import Connection, Ended
@@ -19,6 +20,8 @@ from omnara.machines.runtime.tasks import Tasks
 from omnara.machines.runtime.timing import Timing
 
 __all__ = ["Runtime"]
+
+log = get_logger(__name__)
 
 
 class Runtime:
@@ -136,7 +139,7 @@ class Runtime:
             elif one.disposition in ("retain", "settle"):
                 self._actions.recall(record.process_id, marked)
             elif one.disposition == "release":
-                await self._home.acknowledge(record.process_id, marked.action_id)
+                await self._lives.acknowledge(record.process_id, marked.action_id)
 
     async def serve(self, link: Link[wire.FromDaemon, wire.FromServer], first_beat_ms: int) -> Ended:
         """Serve one connection until the server ends this runtime. Raises LinkClosed (connect again), HomeLost.
@@ -170,8 +173,8 @@ class Runtime:
             if record.exit is None:
                 await self._home.stop(record.process_id, reason_code)
             await self._home.forget(record.process_id)
-        except HomeLost:
-            return
+        except (HomeLost, HomeFull, ValueError, OSError) as error:
+            log.warning("a process could not be removed", process_id=record.process_id, error=str(error))
 
 
 def _memory_claim(process_id: str) -> wire.ProcessClaim:
