@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from omnara.api.large_bodies import LargeBodies
     from omnara.api.streams import StreamHub
     from omnara.engine.deps import Deps
+    from omnara.fleet.sessions import Sessions
 
 
 class ApiContext(msgspec.Struct, frozen=True):
@@ -21,6 +22,7 @@ class ApiContext(msgspec.Struct, frozen=True):
     authenticator: Authenticator
     hub: StreamHub
     bodies: LargeBodies
+    sessions: Sessions
 
 
 CONTEXT: Final = web.AppKey("context", ApiContext)

@@ -93,6 +93,6 @@ def _record(request: web.Request, response: web.StreamResponse, seconds: float) 
     route = resource.canonical if resource is not None else "unmatched"
     method = request.method if request.method in _METHODS else "other"
     metrics.http_requests.labels(method, route, str(response.status)).inc()
-    if response.content_type != EVENT_STREAM:
+    if response.content_type != EVENT_STREAM and response.status != 101:
         metrics.http_s.labels(route).observe(seconds)
     log.debug("request", method=method, route=route, status=response.status, seconds=round(seconds, 4))

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from omnara.api.daemon.routes import ROUTES as DAEMON_ROUTES
 from omnara.api.flat.routes import ROUTES as FLAT_ROUTES
 from omnara.api.omnara.routes import ROUTES as OMNARA_ROUTES
 from omnara.api.params import MAX_KEY
@@ -21,7 +22,7 @@ from omnara.api.project_cursor import MAX_LENGTH
 from omnara.api.routing import Binary, EventStream, Route
 from omnara.api.types import Changes, ClientError, Error, ServerError
 
-ROUTES: Final[tuple[Route, ...]] = (*OMNARA_ROUTES, *FLAT_ROUTES)
+ROUTES: Final[tuple[Route, ...]] = (*OMNARA_ROUTES, *DAEMON_ROUTES, *FLAT_ROUTES)
 
 _REF: Final = "#/components/schemas/{name}"
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
@@ -32,6 +33,7 @@ _ERROR_TEXTS: Final = {
     403: "The caller may not do this.",
     404: "There is no such thing, or the caller may not see it.",
     409: "The request clashes with the present state.",
+    410: "What the caller speaks for has ended for good.",
     413: "The body, or a part of it, is too large.",
     415: "The body is not called application/json, or has a Content-Encoding.",
     416: "The part that was asked for lies behind the end.",
@@ -79,7 +81,10 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
         "security": [{"bearerAuth": []}],
         "paths": paths,
         "components": {
-            "securitySchemes": {"bearerAuth": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "bearerAuth": {"type": "http", "scheme": "bearer"},
+                "machineDaemonAuth": {"type": "http", "scheme": "bearer"},
+            },
             "schemas": {name: _tidy(schema) for name, schema in sorted(components.items())},
         },
     }
@@ -109,9 +114,14 @@ def _operation(route: Route, by_type: Mapping[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.operation_id, "parameters": _parameters(route)}
     if route.description:
         operation["description"] = route.description
+    if route.daemon:
+        operation["security"] = [{"machineDaemonAuth": []}]
     if route.body is not None:
         content = {_JSON: {"schema": by_type[str(route.body)]}}
         operation["requestBody"] = {"required": route.body_required, "content": content}
+    if route.text_limit is not None:
+        text = {"text/plain": {"schema": {"type": "string", "maxLength": route.text_limit}}}
+        operation["requestBody"] = {"required": False, "content": text}
     responses: dict[str, Any] = {}
     for status, kind in route.responses.items():
         responses[str(status)] = _response("Done.", kind, by_type)
@@ -143,7 +153,8 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     if route.query is not None:
         _, components = msgspec.json.schema_components([route.query], ref_template=_REF)
         properties = components[route.query.__name__]["properties"]
-        found += [_query_parameter(name, _tidy(schema)) for name, schema in properties.items()]
+        required = components[route.query.__name__].get("required", [])
+        found += [_query_parameter(name, _tidy(schema), name in required) for name, schema in properties.items()]
     if route.idempotent:
         found.append(_IDEMPOTENCY_KEY)
     for kind in route.responses.values():
@@ -152,8 +163,8 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     return found
 
 
-def _query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    parameter: dict[str, Any] = {"name": name, "in": "query", "required": False, "schema": schema}
+def _query_parameter(name: str, schema: dict[str, Any], required: bool) -> dict[str, Any]:
+    parameter: dict[str, Any] = {"name": name, "in": "query", "required": required, "schema": schema}
     if schema.get("type") == "object":
         parameter |= {"style": "deepObject", "explode": True}
     return parameter

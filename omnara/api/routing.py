@@ -54,6 +54,8 @@ class Binary(msgspec.Struct, frozen=True):
 
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+DaemonHandler = Callable[[Any], Awaitable[web.StreamResponse]]
+"""Of a route for daemons, which gets a `daemon.door.DaemonCall`."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,12 +64,14 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     `description` is for readers of the document, where a route needs one: one that the contract has not.
     `path_ids` names the kind of each id in the path. `body_required` matters only with a `body`. `errors` are the
     statuses that the contract lists for the operation, `further_errors` those of its own that fall under its families.
+    `daemon`: the caller is a machine (`api.daemon.door`), not a person or a key. `text_limit`: bytes of a body that is
+    plain text; instead of `body`.
     """
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
     path: str
     operation_id: str
-    handler: Handler
+    handler: Handler | DaemonHandler
     responses: Mapping[int, Any]
     path_ids: Mapping[str, IdKind] = {}
     query: type[msgspec.Struct] | None = None
@@ -77,6 +81,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     idempotent: bool = False
     caller: CallerRule = CallerRule.ANYONE
     description: str = ""
+    daemon: bool = False
+    text_limit: int | None = None
     errors: frozenset[int] = frozenset({400, 401, 403, 404, 409, 503})
     further_errors: frozenset[int] = frozenset()
 
@@ -84,7 +90,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     def unlisted_errors(self) -> frozenset[int]:
         """The statuses beside `errors` that a request may get, for what comes before and around every handler."""
         found = {400, 401, 403, 404, 413, 500, 503} | self.further_errors
-        if self.body is not None:
+        if self.body is not None or self.text_limit is not None:
             found.add(415)
         if any(isinstance(kind, Binary) for kind in self.responses.values()):
             found.add(416)

@@ -15,12 +15,15 @@ from omnara.api import cors, openapi
 from omnara.api.auth import Authenticator
 from omnara.api.connection import ApiRunner
 from omnara.api.context import CONTEXT, ApiContext
+from omnara.api.daemon import install
+from omnara.api.daemon.door import daemon_endpoint
 from omnara.api.large_bodies import LargeBodies
 from omnara.api.middleware import outermost
 from omnara.api.routing import endpoint
 from omnara.api.streams import StreamHub
 from omnara.engine.authenticate import authenticate
 from omnara.engine.deps import Deps
+from omnara.fleet.sessions import Sessions
 
 __all__ = ["ApiRunner", "build_app", "build_hub"]
 
@@ -38,17 +41,23 @@ def build_hub(deps: Deps) -> StreamHub:
     )
 
 
-def build_app(deps: Deps, hub: StreamHub) -> web.Application:
-    """Return the application of the public listener. It owns no task and no connection; everything is in `deps`."""
+def build_app(deps: Deps, hub: StreamHub, sessions: Sessions) -> web.Application:
+    """Return the application of the public listener. It owns no task and no connection; everything is in `deps`.
+
+    `sessions`: the channels of machines, a service that is started before it and drained with it.
+    """
     app = web.Application(middlewares=[outermost])
     authenticator = Authenticator(functools.partial(authenticate, deps))
     bodies = LargeBodies(deps.settings.large_bodies_bytes, deps.metrics)
-    app[CONTEXT] = ApiContext(deps, authenticator, hub, bodies)
+    app[CONTEXT] = ApiContext(deps, authenticator, hub, bodies, sessions)
     for route in openapi.ROUTES:
         # Not `add_get`: that one would answer HEAD as well, which the contract has not. Source: api.md §6.
-        app.router.add_route(route.method, route.path, endpoint(route))
+        handler = daemon_endpoint(route) if route.daemon else endpoint(route)
+        app.router.add_route(route.method, route.path, handler)
     app.router.add_route("GET", "/healthz", alive)
     app.router.add_route("GET", "/api/openapi.yaml", _document)
+    app.router.add_route("GET", install.SCRIPT_PATH, install.script)
+    app.router.add_route("GET", install.WHEEL_PATH, install.wheel)
     cors.install(app, deps.settings.cors_origins)
     return app
 

@@ -19,6 +19,8 @@ from omnara.engine.deps import Deps
 from omnara.engine.feed import Feed
 from omnara.engine.feed_remote import FeedLink
 from omnara.engine.plan import PlanSource
+from omnara.fleet.sessions import Sessions
+from omnara.fleet.sweeps import MachineSweep
 from omnara.maintenance import OrphanSweep, Upkeep
 from omnara.metrics import Metrics
 from omnara.providers.gateway import ModelGateway
@@ -84,7 +86,9 @@ def build(
         identity.listen(orphans)
         services.append(orphans)
     if "maintenance" in settings.roles:
-        services.append(Upkeep(deps, database))
+        services += [Upkeep(deps, database), MachineSweep(deps)]
+    sessions = Sessions(deps, hints.bus, lambda: identity.worker_id)
+    services.append(sessions)
     if "worker" in settings.roles:
         files = AgentFiles(pools.api, deps.blobs)
         tools = ToolContext(extractor=Extractor(), allow=allow_list(settings), files=files)
@@ -92,13 +96,13 @@ def build(
         identity.listen(worker)
         services.append(worker)
     if "api" in settings.roles:
-        services += _api(deps)
+        services += _api(deps, sessions)
     return Parts(deps, tuple(services))
 
 
-def _api(deps: Deps) -> list[Service]:
+def _api(deps: Deps, sessions: Sessions) -> list[Service]:
     hub = build_hub(deps)
-    runner = ApiRunner(build_app(deps, hub), api_limits(deps.settings))
+    runner = ApiRunner(build_app(deps, hub, sessions), api_limits(deps.settings))
     return [hub, Listener("api", runner, deps.settings.listen)]
 
 

@@ -1,8 +1,8 @@
 """One pool machine, driven by this process: its home, a runtime over it, and the server's side of the channel.
 
-The same code as for a daemon on somebody's computer, with two queues in the place of a socket and a function in the place
-of HTTP. So whatever happens to this process, the next driver registers, claims what the home has, and is told what is to
-become of it. Source: machines.md §5, §13 (the control plane as a machine's virtual daemon).
+The same code as for a daemon on somebody's computer, with two queues in the place of a socket and a function in that of
+HTTP. So whatever happens to this process, the next driver registers, claims what the home has, and is told what to do
+with it. Source: machines.md §5, §13 (the control plane as a machine's virtual daemon).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which pool machines this process drives: claims them, gives them back, and takes over those of dead workers.
 
-A claim on a machine is as a claim on an agent: it names a worker whose advisory lock tells that it lives, and a token. It
-decides who drives; what a machine is allowed to do is decided by its runtime's statements alone, so two drivers for a
-moment do no harm. Idle machines cost one statement every two seconds for all of them together.
+A claim on a machine is as a claim on an agent: it names a worker whose advisory lock tells that it lives, and a token.
+It decides who drives; what a machine is allowed to do is decided by its runtime's statements alone, so two drivers for
+a moment do no harm. Idle machines cost one statement every two seconds for all of them together.
 Source: coordination §3 (claims and deaths), §6 (hints, sweeps).
 """
 
@@ -152,8 +152,7 @@ class Driver:
             taken = await self._claim(connection, worker_id)
         self._dead.difference_update(dead)
         self._deps.hints.machines([*offline, *freed])
-        for machine_id in lost:
-            await self._let_go(machine_id)
+        await asyncio.gather(*(self._let_go(machine_id) for machine_id in lost))
         if stray:
             await self._give_back(stray)
         for claim in taken:
@@ -201,7 +200,10 @@ class Driver:
 
     async def _let_go(self, machine_id: UUID) -> None:
         """Stop driving a machine, now, and give back what claim there still is."""
-        drive, task = self._drives[machine_id]
+        found = self._drives.get(machine_id)
+        if found is None:
+            return
+        drive, task = found
         task.cancel()
         await asyncio.wait((task,))
         self._forget(drive.claim)
@@ -221,7 +223,7 @@ class Driver:
         await self._give_back([drive.claim for drive, _ in drives])
 
     async def _give_back(self, claims: Sequence[MachineClaim]) -> None:
-        """Release claims as far as they still are ours, and say so. What fails here is found as stray, or with the death."""
+        """Release claims as far as they still are ours, and say so. What fails here is found as stray later."""
         try:
             async with self._deps.db.acquire() as connection:
                 freed = await db.release_machines(connection, self._worker_id(), claims)

@@ -1,7 +1,7 @@
 """What was sent over a channel a short while ago, so that it is not sent again with every look.
 
-Only a matter of economy: repeated offers and terminations are harmless. Everything is forgotten after a time, so a frame
-that was lost on its way costs that time and no more. Source: machines.md §3 (Drain), §14 row 10.
+Only a matter of economy: repeated offers and terminations are harmless. Everything is forgotten after a time, so a
+frame that was lost on its way costs that time and no more. Source: machines.md §3 (Drain), §14 row 10.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Outstanding:
         self._held[found] = now
 
     def refused(self, found: UUID, now: float) -> None:
-        """Note that a grant was refused. It may be possible soon (an action whose predecessor ends), but not at once."""
+        """Note that a grant was refused. It may be possible soon (an action whose turn comes), but not at once."""
         self._open.pop(found, None)
         self._held[found] = now - self._offer_again_s + min(REFUSED_S, self._offer_again_s)
 

@@ -36,15 +36,16 @@ GOING_AWAY: Final = 1001
 DISPLACED: Final = 1000
 CLOSE_LIMIT_S: Final = 2.0
 """How long the end of a channel may take to be written down; the lease says it otherwise, a little later."""
+FAREWELL_S: Final = 0.5
 CHUNK: Final = 1_000
 
 
 class Sessions:
-    """A `Service` and the registry of open channels. `worker_id` tells this process's identity, None without one."""
+    """A `Service` and the registry of open channels. `worker_id` tells this process's identity."""
 
     name = "channels"
 
-    def __init__(self, deps: Deps, bus: LocalBus, worker_id: Callable[[], UUID | None]) -> None:
+    def __init__(self, deps: Deps, bus: LocalBus, worker_id: Callable[[], UUID]) -> None:
         self._deps = deps
         self._bus = bus
         self._worker_id = worker_id
@@ -87,7 +88,7 @@ class Sessions:
         self._open[key] = session
         try:
             if displaced is not None:
-                await displaced.close(DISPLACED)
+                self._tasks.spawn(self._see_off(displaced, channel), "channel-displaced")
             if self._closing:
                 await session.close(GOING_AWAY)
             probes.hit("channel_open", machine_id=channel.machine_id)
@@ -96,6 +97,13 @@ class Sessions:
             if self._open.get(key) is session:
                 del self._open[key]
             probes.hit("channel_closed", machine_id=channel.machine_id)
+
+    async def _see_off(self, displaced: Session, newer: Channel) -> None:
+        """Close a channel that another one has displaced. One of another runtime is first told that that has ended."""
+        if displaced.channel.runtime_id != newer.runtime_id:
+            displaced.wake()
+            await asyncio.sleep(FAREWELL_S)
+        await displaced.close(DISPLACED)
 
     async def _note_end(self, channel: Channel) -> None:
         try:

@@ -72,7 +72,7 @@ returning m.id;
 -- name: disconnect_channels_of
 -- The channels that these workers ($1) held are gone with them: their machines are offline from now on, unless they
 -- connected again meanwhile. Index: machine_runtimes_lease.
-update machine_runtimes set disconnected_at = clock_timestamp()
+update machine_runtimes set disconnected_at = clock_timestamp(), session_id = null, worker_id = null
 where state = 'active' and worker_id = any($1::uuid[]) and session_id is not null and disconnected_at is null
 returning machine_id;
 

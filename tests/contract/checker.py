@@ -22,7 +22,7 @@ from omnara.api import openapi
 
 CONTRACT = Path(__file__).with_name("contract.json")
 EVENT_STREAM = "text/event-stream"
-OPERATIONAL = {"/healthz", "/api/openapi.yaml"}
+OPERATIONAL = {"/healthz", "/api/openapi.yaml", "/install/omnarad.sh", "/install/wheels/{sha256}/{filename}"}
 """Routes that answer to nobody's schema."""
 FRAME_EVENTS = {"agent_input", "model_output", "tool_result", "context_checkpoint"}
 

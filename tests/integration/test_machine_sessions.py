@@ -1,0 +1,418 @@
+"""A daemon's channel, spoken to in raw frames: hand-over, displacement, lost hints, strangers' ids, bad frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from omnara.access import tokens
+from omnara.access.tokens import TokenKind
+from omnara.clock import Deadline
+from omnara.fleet.sessions import Sessions
+from omnara.ids import IdKind, decode, encode, new_uuid
+from tests.contract.server import ApiServer, api_server, invariants_hold
+from tests.support.machines import BASE, RawDaemon, TestMachine, bind, make_machine, queue_command, raw_daemon
+from tests.support.tcp_proxy import proxied
+from tests.support.waiting import until
+
+QUICK = {"machine_heartbeat_s": 1.0, "machine_lease_s": 3.0, "machine_drain_s": 0.2, "machine_sweep_s": 0.1}
+
+
+class Sql:
+    """The database of a server under test."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.fetch = server.rows
+
+
+class Bench:
+    """A server, an agent, and a machine that is bound to it."""
+
+    def __init__(self, server: ApiServer, machine: TestMachine, agent_id: UUID, binding_id: UUID) -> None:
+        self.server = server
+        self.sql = Sql(server)
+        self.machine = machine
+        self.agent_id = agent_id
+        self.binding_id = binding_id
+
+    async def queue(self, command: str = "true", *, hint: bool = True) -> UUID:
+        """Queue a command; with `hint`, as the tool does."""
+        process_id = await queue_command(self.sql, self.machine, self.agent_id, self.binding_id, command)
+        if hint:
+            self.server.deps.hints.machines((self.machine.id,))
+        return process_id
+
+    async def process(self, process_id: UUID) -> Any:
+        """The row of a process."""
+        return (await self.sql.fetch("select * from processes where id = $1", process_id))[0]
+
+    async def state(self, process_id: UUID) -> str:
+        """The state of a process."""
+        return str((await self.process(process_id))["state"])
+
+    async def other(self) -> TestMachine:
+        """Another machine of the same project."""
+        return await make_machine(self.sql, self.machine.org_id, self.machine.project_id, "other")
+
+
+async def make_bench(server: ApiServer) -> Bench:
+    """Make the rows."""
+    org_id, project_id = decode(IdKind.ORG, server.org), decode(IdKind.PROJECT, server.project)
+    agent_id = decode(IdKind.AGENT, (await server.agent()).rsplit("/", 1)[1])
+    machine = await make_machine(Sql(server), org_id, project_id)
+    return Bench(server, machine, agent_id, await bind(Sql(server), machine, agent_id))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def bench(database: str) -> AsyncIterator[Bench]:
+    async with api_server(database, **QUICK) as server:
+        yield await make_bench(server)
+        await invariants_hold(server)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def daemon(bench: Bench) -> AsyncIterator[RawDaemon]:
+    async with raw_daemon(bench.server.url, bench.machine) as connected:
+        yield connected
+
+
+# --- handing over -------------------------------------------------------------------------------------------
+
+
+async def test_a_command_is_offered_granted_and_reported(bench: Bench, daemon: RawDaemon) -> None:
+    process_id = await bench.queue("make all")
+    offer = await daemon.expect("process_offer")
+    assert offer["process_id"] == encode(IdKind.PROCESS, process_id)
+    assert (offer["command"], offer["wait_ms"], offer["timeout_seconds"]) == ("make all", 10_000, 0)
+    await daemon.send("process_accept", process_id=offer["process_id"])
+    assert await daemon.expect("process_accept_ack") == {"process_id": offer["process_id"]}
+    assert await bench.state(process_id) == "starting"
+    assert (await daemon.started(offer["process_id"]))["ack_status"] == "committed"
+    assert await bench.state(process_id) == "running"
+    assert (await daemon.finished(offer["process_id"], output="done"))["ack_status"] == "committed"
+    row = await bench.process(process_id)
+    assert (row["state"], row["exit_code"]) == ("exited", 0)
+
+
+async def test_heartbeats_are_acknowledged_and_keep_the_lease(bench: Bench, daemon: RawDaemon) -> None:
+    before = await bench.sql.fetch("select lease_expires_at from machine_runtimes")
+    await daemon.beat()
+    assert await daemon.expect("heartbeat_ack") == {"next_heartbeat_after_ms": 1000}
+    assert (await bench.sql.fetch("select lease_expires_at from machine_runtimes"))[0][0] > before[0][0]
+    state = await bench.sql.fetch("select state from machine_connections where machine_id = $1", bench.machine.id)
+    assert state[0][0] == "online"
+
+
+async def test_a_lost_hint_costs_one_sweep(bench: Bench, daemon: RawDaemon) -> None:
+    process_id = await bench.queue(hint=False)
+    await daemon.take(process_id)
+    assert await bench.state(process_id) == "starting"
+
+
+async def test_every_command_of_many_is_offered_once_and_granted_once(bench: Bench, daemon: RawDaemon) -> None:
+    wanted = {encode(IdKind.PROCESS, await bench.queue(f"echo {number}", hint=False)) for number in range(30)}
+    granted: list[str] = []
+    offered: list[str] = []
+    while len(granted) < len(wanted):
+        kind, payload = await daemon.receive()
+        if kind == "process_offer":
+            offered.append(payload["process_id"])
+            await daemon.send("process_accept", process_id=payload["process_id"])
+        elif kind == "process_accept_ack":
+            granted.append(payload["process_id"])
+    assert sorted(granted) == sorted(wanted)
+    assert sorted(offered) == sorted(wanted)
+
+
+async def test_a_second_accept_gets_nothing(bench: Bench, daemon: RawDaemon) -> None:
+    public = await daemon.take(await bench.queue())
+    await daemon.send("process_accept", process_id=public)
+    error = await daemon.expect("error")
+    assert (error["error_code"], error["process_id"]) == ("process_offer_unavailable", public)
+
+
+async def test_what_is_to_end_is_told_at_each_heartbeat_until_it_has(bench: Bench, daemon: RawDaemon) -> None:
+    process_id = await bench.queue()
+    public = await daemon.take(process_id)
+    await daemon.started(public)
+    await bench.sql.fetch("update processes set terminate_requested = 'agent_canceled' where id = $1", process_id)
+    bench.server.deps.hints.machines((bench.machine.id,))
+    for _ in range(3):
+        assert await daemon.expect("process_terminate") == {"process_id": public}
+        await daemon.beat()
+    await daemon.finished(public)
+    await daemon.beat()
+    await daemon.expect("heartbeat_ack")
+    await bench.queue("next")
+    kinds = []
+    while not kinds or kinds[-1] != "process_offer":
+        kinds.append((await daemon.receive())[0])
+    assert "process_terminate" not in kinds[1:], kinds
+
+
+# --- which channel counts -----------------------------------------------------------------------------------
+
+
+async def test_a_second_channel_displaces_the_first(bench: Bench, daemon: RawDaemon) -> None:
+    first = daemon.socket
+    second = await daemon.connect()
+    daemon.socket = first
+    assert await daemon.closed() == 1000
+    daemon.socket = second
+    await daemon.take(await bench.queue())
+
+
+async def test_a_new_daemon_replaces_the_old_one(bench: Bench, daemon: RawDaemon) -> None:
+    async with raw_daemon(bench.server.url, bench.machine) as newer:
+        assert (await daemon.expect("runtime_ended"))["error_code"] == "daemon_runtime_replaced"
+        assert await daemon.closed() == 1000
+        assert (await daemon.call("POST", f"/runtimes/{daemon.runtime}/end"))[0] == 410
+        status, body = await daemon.refused()
+        assert (status, body["code"]) == (410, "daemon_runtime_unregistered")
+        body = {"daemon_instance_id": daemon.instance, "daemon_version": "1.2.3", "processes": []}
+        status, answer = await daemon.call("POST", "/runtimes", body)
+        assert (status, answer["code"]) == (410, "gone")
+        await newer.take(await bench.queue())
+
+
+async def test_another_replica_queues_and_takes_over(bench: Bench, database: str) -> None:
+    """A holds the channel while B queues; then the daemon connects to B, and A closes what it had."""
+    async with (
+        api_server(database, **QUICK | {"machine_drain_s": 30.0}) as b,
+        raw_daemon(b.url, bench.machine) as daemon,
+    ):
+        process_id = await bench.queue()
+        await daemon.take(process_id)
+        held = daemon.socket
+        daemon.url = bench.server.url
+        await daemon.register()
+        newer = await daemon.connect()
+        daemon.socket = held
+        assert await daemon.closed(5) == 1000
+        daemon.socket = newer
+        await daemon.take(await bench.queue())
+
+
+async def test_a_lost_channel_is_offline_at_once_and_back_at_once(bench: Bench, daemon: RawDaemon) -> None:
+    async def state() -> str:
+        query = "select state from machine_connections where machine_id = $1"
+        return str((await bench.sql.fetch(query, bench.machine.id))[0][0])
+
+    async def offline() -> bool:
+        return await state() == "offline"
+
+    assert await state() == "online"
+    daemon.socket._response.connection.transport.abort()  # type: ignore[union-attr]
+    await until(offline, "the machine is offline", limit_s=3)
+    await daemon.register()
+    await daemon.connect()
+    await daemon.take(await bench.queue())
+    assert await state() == "online"
+
+
+async def test_silence_ends_a_channel(database: str) -> None:
+    async with api_server(database, **QUICK | {"machine_silence_s": 0.3}) as server:
+        bench = await make_bench(server)
+        async with raw_daemon(server.url, bench.machine) as daemon:
+            assert await daemon.closed(5) == 1000
+
+
+# --- what is none of its business ---------------------------------------------------------------------------
+
+
+async def test_a_machine_cannot_touch_anothers_processes(bench: Bench, daemon: RawDaemon) -> None:
+    waiting, running = await bench.queue(), await bench.queue("second")
+    await daemon.take(running)
+    async with raw_daemon(bench.server.url, await bench.other()) as stranger:
+        for process_id in (waiting, running):
+            public = encode(IdKind.PROCESS, process_id)
+            before = await bench.process(process_id)
+            await stranger.send("process_accept", process_id=public)
+            assert (await stranger.expect("error"))["error_code"] == "process_offer_unavailable"
+            action = encode(IdKind.PROCESS_ACTION, new_uuid())
+            await stranger.send("action_accept", process_id=public, process_action_id=action)
+            assert (await stranger.expect("error"))["error_code"] == "action_offer_unavailable"
+            for report in (stranger.started, stranger.finished):
+                ack = await report(public)
+                assert ack["ack_status"] == "permanent_reject", ack
+                assert "idempotency" not in ack["error_code"]
+            assert await bench.process(process_id) == before
+        for method, path in (("POST", "end"), ("POST", "sleep")):
+            status, body = await stranger.call(method, f"/runtimes/{daemon.runtime}/{path}")
+            assert (status, body["code"]) == (410, "daemon_runtime_unregistered")
+        assert (await stranger.refused(daemon.runtime))[0] == 410
+    await daemon.beat()
+    await daemon.expect("heartbeat_ack")
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        ("process_accept", {"process_id": "prc_nonsense"}),
+        ("process_accept", {"process_id": "mch_aaaaaaaaaaaaaaaaaaaaaaaaaa"}),
+        ("action_accept", {"process_id": "prc_x", "process_action_id": "pac_y"}),
+        ("dance", {}),
+        ("process_offer", {"process_id": "prc_x"}),
+        ("skill_report", {"request_id": "r", "skill_id": "s", "state": "ready"}),
+    ],
+)
+async def test_what_makes_no_sense_is_told_and_the_channel_stays(
+    daemon: RawDaemon, kind: str, payload: dict[str, Any]
+) -> None:
+    await daemon.send(kind, **payload)
+    error = await daemon.expect("error")
+    assert error["error_code"] == "validation_failed"
+    assert not error.get("process_id")
+    await daemon.beat()
+    await daemon.expect("heartbeat_ack")
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("{", 1002),
+        ("[]", 1002),
+        ('{"type":"heartbeat"}', 1002),
+        ('{"type":"heartbeat","payload":[]}', 1002),
+        ('{"type":"report","payload":{"report_id":"","event":{"type":"x"}}}', 1002),
+        ("[" * 100_000, 1002),
+        (b"\x00\xff", 1003),
+        ('{"type":"heartbeat","payload":{"x":"' + "a" * 2**20 + '"}}', 1009),
+    ],
+)
+async def test_a_bad_frame_closes_its_socket_and_no_other(
+    bench: Bench, daemon: RawDaemon, message: str | bytes, code: int
+) -> None:
+    async with raw_daemon(bench.server.url, await bench.other()) as neighbour:
+        if isinstance(message, str):
+            await daemon.socket.send_str(message)
+        else:
+            await daemon.socket.send_bytes(message)
+        assert await daemon.closed() == code
+        await neighbour.beat()
+        await neighbour.expect("heartbeat_ack")
+    await daemon.register()
+    await daemon.connect()
+    await daemon.beat()
+    await daemon.expect("heartbeat_ack")
+
+
+async def test_a_zero_instance_is_refused(bench: Bench, daemon: RawDaemon) -> None:
+    await daemon.send("heartbeat", daemon_instance_id="00000000-0000-0000-0000-000000000000")
+    assert (await daemon.expect("error"))["error_code"] == "validation_failed"
+    assert await daemon.closed() == 1000
+
+
+# --- the routes ---------------------------------------------------------------------------------------------
+
+
+async def test_bootstrap_tells_the_machine_and_always_the_same_installation(bench: Bench, daemon: RawDaemon) -> None:
+    answers = [await daemon.call("POST", "/bootstrap") for _ in range(2)]
+    assert answers[0] == answers[1]
+    status, body = answers[0]
+    assert (status, body["machine_id"]) == (200, bench.machine.public_id)
+
+
+ROUTES = [("POST", "/bootstrap"), ("POST", "/runtimes"), ("POST", "/failures?stage=daemon_install&exit_status=1")]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_only_a_daemons_token_opens_the_door(bench: Bench, method: str, path: str) -> None:
+    stranger = tokens.generate(TokenKind.DAEMON).text
+    for key in (None, "nonsense", bench.server.key, stranger, bench.machine.token[:-1] + "x"):
+        answer = await bench.server.call(method, BASE + path, key=key)
+        assert (answer.status, answer.code) == (401, "unauthorized"), key
+    answer = await bench.server.call("GET", "/api/v1/me", key=bench.machine.token)
+    assert answer.status == 401
+
+
+async def test_an_outage_is_never_told_as_a_bad_token(database: str, daemon: RawDaemon, bench: Bench) -> None:
+    """A daemon that hears 401 destroys everything: while Postgres is away it must hear 503, whatever it asks for."""
+    async with proxied(database) as (proxy, url), api_server(url, **QUICK) as cut:
+        daemon.url = cut.url
+        assert (await daemon.call("POST", "/bootstrap"))[0] == 200
+        proxy.cut()
+        await proxy.stop()
+        for method, path in ROUTES:
+            body = {"daemon_instance_id": daemon.instance, "daemon_version": "1.0.0", "processes": []}
+            status, answer = await daemon.call(method, path, body if path == "/runtimes" else None)
+            assert (status, answer["code"]) == (503, "service_unavailable"), path
+        assert (await daemon.refused())[0] == 503
+
+
+async def test_an_end_in_good_order_and_the_same_daemon_again(bench: Bench, daemon: RawDaemon) -> None:
+    status, runtime = await daemon.call("POST", f"/runtimes/{daemon.runtime}/end")
+    assert (status, runtime["state"]) == (200, "ended")
+    assert runtime["ended_at"] is not None
+    await daemon.beat()
+    assert await daemon.expect("runtime_ended")
+    assert await daemon.closed() == 1000
+    assert (await daemon.refused())[1]["code"] == "daemon_runtime_unregistered"
+
+
+async def test_sleep_is_refused_with_the_reason(bench: Bench, daemon: RawDaemon) -> None:
+    status, body = await daemon.call("POST", f"/runtimes/{daemon.runtime}/sleep")
+    assert (status, body["code"]) == (409, "not_wake_capable")
+    await bench.sql.fetch("update machines set sandbox_url = 'http://x' where id = $1", bench.machine.id)
+    process_id = await bench.queue()
+    status, body = await daemon.call("POST", f"/runtimes/{daemon.runtime}/sleep")
+    assert (status, body["code"]) == (409, "pending_work")
+    public = await daemon.take(process_id)
+    await daemon.finished(public)
+    status, body = await daemon.call("POST", f"/runtimes/{daemon.runtime}/sleep")
+    assert (status, body["state_reason_code"]) == (200, "machine_asleep")
+    state = await bench.sql.fetch("select state from machine_connections where machine_id = $1", bench.machine.id)
+    assert state[0][0] == "asleep"
+
+
+async def test_a_failure_is_kept(bench: Bench, daemon: RawDaemon) -> None:
+    path = "/failures?stage=startup_script&exit_status=3"
+    assert (await _text(daemon, path, "no such\0file"))[0] == 204
+    report = (await bench.sql.fetch("select failure_report from machines where id = $1", bench.machine.id))[0][0]
+    assert msgspec.json.decode(report)["stage"] == "startup_script"
+    assert (await _text(daemon, "/failures?stage=dance"))[0] == 400
+    assert (await _text(daemon, "/failures?stage=startup_script&exit_status=0"))[0] == 400
+    assert (await _text(daemon, path, "x" * 4098))[0] == 413
+
+
+async def _text(daemon: RawDaemon, path: str, text: str = "") -> tuple[int, str]:
+    headers = daemon.headers | {"Content-Type": "text/plain"}
+    async with daemon.session.post(f"{daemon.url}{BASE}{path}", data=text.encode(), headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"daemon_instance_id": "x", "daemon_version": "1.0.0", "processes": []},
+        {"daemon_instance_id": "00000000-0000-0000-0000-000000000000", "daemon_version": "1.0.0", "processes": []},
+        {"daemon_instance_id": str(new_uuid()), "daemon_version": "", "processes": []},
+        {"daemon_instance_id": str(new_uuid()), "daemon_version": "1.0.0", "processes": [{"process_id": "prc_x"}]},
+    ],
+)
+async def test_a_bad_registration_is_400(bench: Bench, body: Any) -> None:
+    async with raw_daemon(bench.server.url, bench.machine, connected=False) as daemon:
+        status, answer = await daemon.call("POST", "/runtimes", body)
+        assert status == 400, answer
+
+
+# --- the end of a server ------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_stops_closes_its_channels_within_a_second(bench: Bench, daemon: RawDaemon) -> None:
+    sessions = next(part for part in bench.server.parts.services if isinstance(part, Sessions))
+    assert len(sessions) == 1
+    started = asyncio.get_running_loop().time()
+    closing = asyncio.create_task(sessions.drain(Deadline(20)))
+    assert await daemon.closed() == 1001
+    await closing
+    assert asyncio.get_running_loop().time() - started < 1
+    status, body = await daemon.refused()
+    assert (status, body["code"]) == (503, "service_unavailable")
