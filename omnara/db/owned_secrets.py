@@ -117,9 +117,10 @@ async def change(connection: Connection, secret_id: UUID, name: str | None, meta
     return True
 
 
-async def in_use(connection: Connection, secret_id: UUID) -> bool:
-    """Whether a model provider uses a locked secret."""
-    return bool(await connection.fetchval(_SQL["secret_in_use"], secret_id))
+async def in_use(connection: Connection, org_id: UUID, secret_id: UUID) -> str | None:
+    """Return what kind of thing uses a locked secret of an organization, None when nothing does."""
+    used: str | None = await connection.fetchval(_SQL["secret_in_use"], secret_id, org_id)
+    return used
 
 
 async def destroy(connection: Connection, secret_id: UUID) -> None:

@@ -121,13 +121,14 @@ async def add_version(deps: Deps, p: Principal, org_id: UUID, secret_id: UUID, v
 async def delete_secret(deps: Deps, p: Principal, org_id: UUID, secret_id: UUID) -> None:
     """Destroy all versions and grants of a secret for good. Own transaction.
 
-    Raises NotFound, Forbidden, Conflict while a model provider uses it.
+    Raises NotFound, Forbidden, Conflict while a model provider or a machine uses it.
     """
 
     async def work(connection: Connection) -> None:
         await locked(connection, p, org_id, secret_id)
-        if await owned_secrets.in_use(connection, secret_id):
-            raise Conflict("a model provider uses the secret")
+        used_by = await owned_secrets.in_use(connection, org_id, secret_id)
+        if used_by is not None:
+            raise Conflict(f"a {used_by} uses the secret")
         await owned_secrets.destroy(connection, secret_id)
 
     await deps.db.run(work)

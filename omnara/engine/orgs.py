@@ -21,6 +21,7 @@ from omnara.db.connection import Connection
 from omnara.db.orgs import MemberRow, OrgRow
 from omnara.engine.bootstrap import PROJECT_NAME
 from omnara.engine.deps import Deps
+from omnara.engine.machines.closing_down import release_org
 from omnara.engine.naming import checked_name
 from omnara.engine.projects import delete_project_of
 from omnara.engine.reads import Page, TimeKey
@@ -120,6 +121,7 @@ async def delete_org(deps: Deps, p: Principal, org_id: UUID) -> None:
             projects = await orgs.active_projects(connection, org_id)
         for project_id in projects:
             await delete_project_of(deps, org_id, project_id)
+        await release_org(deps, org_id)
         if await deps.db.run(lambda connection: _finish(connection, org_id)):
             return
 

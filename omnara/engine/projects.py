@@ -11,12 +11,13 @@ from uuid import UUID
 import msgspec
 
 from omnara.access.principals import Principal, PrincipalKind
-from omnara.access.roles import OrgAction
+from omnara.access.roles import OrgAction, ProjectScope
 from omnara.db import orgs
 from omnara.db.accounts import ProjectRow
 from omnara.db.connection import Connection
 from omnara.engine.deps import Deps
 from omnara.engine.lifecycle import archive_for_good
+from omnara.engine.machines.closing_down import release_project
 from omnara.engine.naming import checked_name
 from omnara.engine.scope import org_in_scope
 from omnara.errors import Conflict, IdempotencyKeyConflict, NotFound
@@ -63,9 +64,9 @@ async def create_project(deps: Deps, p: Principal, org_id: UUID, name: str, key:
 
 
 async def delete_project(deps: Deps, p: Principal, org_id: UUID, project_id: UUID) -> None:
-    """Archive a project's agents, then hide it with all that is its own. Several transactions; may be repeated.
+    """Archive a project's agents and take its machines, then hide it with all that is its own.
 
-    Raises NotFound, Forbidden.
+    Several transactions; may be repeated. Raises NotFound, Forbidden.
     """
     org_in_scope(p, org_id, OrgAction.MANAGE)
     await delete_project_of(deps, org_id, project_id)
@@ -81,6 +82,8 @@ async def delete_project_of(deps: Deps, org_id: UUID, project_id: UUID) -> None:
             agents = await orgs.active_agents(connection, project_id, _BATCH)
         for agent_id in agents:
             await archive_for_good(deps, agent_id)
+        if not agents:
+            await release_project(deps, ProjectScope(org_id, project_id))
         if not agents and await deps.db.run(lambda connection: _finish(connection, org_id, project_id)):
             return
 

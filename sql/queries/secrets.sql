@@ -108,8 +108,20 @@ update secrets set name = coalesce($2, name), metadata = coalesce($3::jsonb, met
 where id = $1;
 
 -- name: secret_in_use
--- Whether a model provider uses a locked secret. Index: model_provider_configs_secret.
-select exists (select from model_provider_configs where secret_id = $1 and deleted_at is null) as used;
+-- What uses a locked secret of an organization: a model provider, or machines and what machines are made from. Nobody asks
+-- often, so environments are read one by one. Index: model_provider_configs_secret, machines_newest, machine_pools_newest.
+select case
+  when exists (select from model_provider_configs where secret_id = $1 and deleted_at is null) then 'model provider'
+  when exists (select from machine_pools p
+               where p.org_id = $2
+                 and (p.deleted_at is null or exists (select from machines m where m.pool_id = p.id and m.deleted_at is null))
+                 and (p.provider_auth_secret_id = $1
+                      or exists (select from jsonb_each_text(p.default_machine_secret_env) e where e.value = $1::text)))
+  then 'machine pool'
+  when exists (select from machine_pool_grants g, jsonb_each_text(g.default_machine_secret_env_overlay) e
+               where g.org_id = $2 and g.deleted_at is null and e.value = $1::text) then 'machine pool grant'
+  when exists (select from machines m, jsonb_each_text(m.secret_env) e
+               where m.org_id = $2 and m.deleted_at is null and e.value = $1::text) then 'machine' end as used;
 
 -- name: drop_grants
 -- Take a secret from every project. Index: unique key of secret_grants.

@@ -99,6 +99,44 @@ OPERATIONS += [
     ("post", "/api/v1/personal-access-tokens"),
     ("post", "/api/v1/personal-access-tokens/{tokenID}/revoke"),
 ]
+MACHINES, POOLS = f"{ORG}/machines", f"{ORG}/machine-pools"
+POOL_GRANTS = f"{P}/machine-pool-grants"
+OPERATIONS += [
+    ("post", MACHINES),
+    ("get", MACHINES),
+    ("post", f"{MACHINES}/connect"),
+    ("get", f"{MACHINES}/{{machineID}}"),
+    ("patch", f"{MACHINES}/{{machineID}}"),
+    ("delete", f"{MACHINES}/{{machineID}}"),
+    ("post", f"{MACHINES}/{{machineID}}/daemon-tokens"),
+    ("get", f"{MACHINES}/{{machineID}}/daemon-tokens"),
+    ("post", f"{MACHINES}/{{machineID}}/daemon-tokens/{{tokenID}}/revoke"),
+    ("post", POOLS),
+    ("get", POOLS),
+    ("get", f"{POOLS}/{{poolID}}"),
+    ("put", f"{POOLS}/{{poolID}}"),
+    ("delete", f"{POOLS}/{{poolID}}"),
+    ("get", f"{P}/machines"),
+    ("post", f"{P}/machine-grants"),
+    ("get", f"{P}/machine-grants"),
+    ("delete", f"{P}/machine-grants/{{grantID}}"),
+    ("post", POOL_GRANTS),
+    ("get", POOL_GRANTS),
+    ("get", f"{POOL_GRANTS}/{{poolGrantID}}"),
+    ("patch", f"{POOL_GRANTS}/{{poolGrantID}}"),
+    ("delete", f"{POOL_GRANTS}/{{poolGrantID}}"),
+]
+NOT_FOR_OURS = ["default_machine_provider_options", "provider_auth_secret_id"]
+"""What the contract requires of a new pool for the sake of its three providers in the cloud; ours need neither."""
+DAEMON = "/api/v1/daemon"
+OPERATIONS += [
+    ("post", f"{DAEMON}/bootstrap"),
+    ("post", f"{DAEMON}/failures"),
+    ("post", f"{DAEMON}/runtimes"),
+    ("get", f"{DAEMON}/runtimes/{{runtimeID}}/socket"),
+    ("post", f"{DAEMON}/runtimes/{{runtimeID}}/end"),
+    ("post", f"{DAEMON}/runtimes/{{runtimeID}}/sleep"),
+]
 OURS_ALONE = {("get", "/api/v1/orgs"), ("get", f"{P}/events/stream")}
 """Routes below the contract's prefix that the contract has not."""
 OURS = openapi.document()
@@ -141,7 +179,7 @@ def test_parameters_are_equal(method: str, path: str) -> None:
     assert parameters(ours, OURS) == parameters(theirs, contract())
 
 
-@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+@pytest.mark.parametrize(("method", "path"), [one for one in OPERATIONS if one != ("post", POOLS)])
 def test_request_bodies_are_equal(method: str, path: str) -> None:
     ours, theirs = both(method, path)
     assert ("requestBody" in ours) == ("requestBody" in theirs)
@@ -149,6 +187,14 @@ def test_request_bodies_are_equal(method: str, path: str) -> None:
         one, other = normal(ours["requestBody"], OURS), normal(theirs["requestBody"], contract())
         assert one.get("required", False) == other.get("required", False)
         assert one["content"] == other["content"]
+
+
+def test_a_new_pool_is_the_contracts_but_for_its_providers() -> None:
+    """The same fields with the same limits; which of them a provider needs is for the provider to say."""
+    [ours] = normal(both("post", POOLS)[0]["requestBody"], OURS)["content"].values()
+    base = normal(contract()["components"]["schemas"]["CreateMachinePoolRequestBase"], contract())
+    assert ours["schema"]["required"] == sorted(set(base["required"]) - set(NOT_FOR_OURS))
+    assert ours["schema"] | {"required": []} == base | {"required": []}
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
