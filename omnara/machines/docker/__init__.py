@@ -1,4 +1,4 @@
-"""The home of processes in a container that has nothing of ours inside: a shell script, sent to it when it is needed."""
+"""The home of processes in a container that has nothing of ours inside: a shell script, sent to it when needed."""
 
 from omnara.machines.docker.home import DockerHome
 

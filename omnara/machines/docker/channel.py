@@ -1,6 +1,6 @@
-"""One exec into a container, over which all requests for its processes go: a request costs two forks instead of an exec.
+"""One exec into a container, over which all requests for its processes go: a request costs two forks, not an exec.
 
-An exec costs about 50 ms, a request over this one about 3. Answers come on its standard output, tidings (`out`, `exit`,
+An exec costs about 50 ms, a request over this one about 3. Answers come on its standard output and news (`out`, `exit`,
 `act`) on its standard error, so that neither can break into the other. It may vanish at any moment, with the engine, the
 container or a command that kills what it finds: nothing is lost with it, and the next is opened when it is needed.
 Source: machines.md §13 (what was measured of exec).
@@ -89,7 +89,8 @@ class Channel:
     async def _exchange(self, sent: bytes) -> Reply:
         if self._closed:
             raise HomeLost("the line into the container is closed")
-        answer = self._answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._answer = answer
         try:
             async with asyncio.timeout(REQUEST_S):
                 await self._stream.write_in(sent)

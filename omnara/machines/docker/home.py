@@ -1,7 +1,7 @@
 """A container as a home of processes: each method is one request to the shim, and news wakes whoever waits.
 
-Requests may be repeated: what has an effect leaves a mark in the container first. So a line that broke (the agent killed
-what it found, another replica took over for a moment) is opened once more before anything is told to be lost.
+Requests may be repeated: what has an effect leaves a mark in the container first. So a line that broke (the agent
+killed what it found, another replica took over for a moment) is opened once more before anything is told to be lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BASE_ENV: Final[Mapping[str, str]] = {
 FIRST_POLL_S: Final = 0.03
 OUTPUT_POLL_S: Final = 0.25
 NEWS_POLL_S: Final = 10.0
-"""News may be lost with the line: whoever waits looks for himself so often. Output is not announced after its first bytes."""
+"""News may be lost with the line: whoever waits looks for himself so often. Only the first output is announced."""
 WRITE_LIMIT_S: Final = 12.0
 """The shim gives up after 10 s. Source: machines.md §7."""
 ENDLESS: Final = 1 << 62
@@ -82,7 +82,9 @@ class DockerHome:
     async def prepare(self, spec: ProcessSpec) -> ProcessRecord:
         """See `Home`. The environment waits in the container's memory until the command begins."""
         script = launch_script(spec, self._cwd, self._env)
-        line = f"prepare {_token(spec.process_id)} {uuid.uuid4()} {spec.io_mode} {max(0, spec.timeout_seconds)} {_now()}"
+        line = (
+            f"prepare {_token(spec.process_id)} {uuid.uuid4()} {spec.io_mode} {max(0, spec.timeout_seconds)} {_now()}"
+        )
         reply = await self._ask(line, script)
         if reply.lines and (refusal := _REFUSALS.get(reply.lines[0])) is not None:
             raise StartFailed(refusal)
@@ -95,7 +97,7 @@ class DockerHome:
             return await self._wait(process_id, news, 0, wait_s)
 
     async def watch(self, process_id: str, known_end: int, wait_s: float) -> ProcessRecord:
-        """See `Home`. Whoever waits for the end alone passes a `known_end` that no output reaches: that costs nothing."""
+        """See `Home`. With a `known_end` that no output reaches, waiting for the end alone costs nothing."""
         with self._interest(process_id) as news:
             record = await self._record(process_id)
             if record.exit is not None or record.output_end > known_end:
@@ -198,7 +200,7 @@ class DockerHome:
             state = (await self._container.show())["State"]
         except ENGINE_ERRORS:
             return False
-        return state.get("Status") == "running"
+        return bool(state.get("Status") == "running")
 
     async def _kill(self) -> None:
         try:

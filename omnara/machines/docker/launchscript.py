@@ -71,7 +71,9 @@ def _check(spec: ProcessSpec) -> None:
         if "\0" in value:
             raise StartFailed(f"the environment variable {name} contains NUL")
         if len(name) + len(value.encode("utf-8", "surrogateescape")) + 1 > MAX_ARGUMENT:
-            raise StartFailed(f"the environment variable {name} is longer than the {MAX_ARGUMENT} bytes that Linux takes")
+            raise StartFailed(
+                f"the environment variable {name} is longer than the {MAX_ARGUMENT} bytes that Linux takes"
+            )
 
 
 def _quoted(text: str) -> str:
