@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -50,6 +51,12 @@ TOOLS = """tools:
 """
 QUESTION = {"questions": [{"prompt": "Which?", "options": ["a", "b"]}]}
 GENERIC = {"kind": "generic", "value": "a value"}
+POOL = {
+    "name": "pool",
+    "provider": "docker",
+    "max_total_machines": 2,
+    "default_machine_provider_options": {"image": "omnara/sandbox"},
+}
 ENDLESS = {path for path in openapi.document()["paths"] if path.endswith("/stream")}
 """An answer that is a stream does not end."""
 
@@ -126,6 +133,9 @@ async def things(server: ApiServer) -> dict[str, str]:
     await server.org_key()
     keys = (await server.get(f"{org}/api-keys"))["data"]
     other = await server.user()
+    connected = {"display_name": "box", "project_ids": [server.project]}
+    machine = await made(server, f"{org}/machines/connect", connected)
+    pool = await made(server, f"{org}/machine-pools", POOL)
     tokens = (await server.get("/api/v1/personal-access-tokens", key=other))["data"]
     return {
         "orgID": server.org,
@@ -146,6 +156,13 @@ async def things(server: ApiServer) -> dict[str, str]:
         "userID": member["user"]["id"],
         "keyID": keys[0]["id"],
         "tokenID": tokens[0]["id"],
+        "machineID": machine["machine"]["id"],
+        "poolID": pool["id"],
+        "poolGrantID": (await made(server, f"{server.scope}/machine-pool-grants", {"machine_pool_id": pool["id"]}))[
+            "id"
+        ],
+        "machine-grants/{grantID}": machine["project_grants"][0]["id"],
+        "daemon-tokens/{tokenID}": machine["token_record"]["id"],
     }
 
 
@@ -160,13 +177,23 @@ async def test_the_answers_are_as_the_document_says(
         for case in requests_to_send:
             await answered(server, session, case, statuses, problems)
         for case in requests_to_send:
-            given = {name: value for name, value in ids.items() if f"{{{name}}}" in case.operation.path}
+            given = named(case.operation.path, ids)
             if given and case.operation.path not in ENDLESS:
                 case.path_parameters = given
                 await answered(server, session, case, statuses, problems)
     assert not problems, "\n".join(problems)
     assert len({label for label, status in statuses if status < 300}) > 40, "too few requests meet what is there"
     await invariants_hold(server)
+
+
+def named(path: str, ids: dict[str, str]) -> dict[str, str]:
+    """The things of a path; a parameter whose name means different kinds is found with what stands before it."""
+    found = {}
+    for before, name in re.findall(r"([^/]+)/\{(\w+)\}", path):
+        value = ids.get(f"{before}/{{{name}}}", ids.get(name))
+        if value is not None:
+            found[name] = value
+    return found
 
 
 async def answered(

@@ -17,7 +17,7 @@ from omnara.access.roles import CallerRule
 from omnara.access.tokens import TokenKind
 from omnara.api.openapi import ROUTES
 from omnara.api.routing import Route
-from omnara.ids import encode, new_uuid
+from omnara.ids import IdKind, encode, new_uuid
 from omnara.testing import Answer, Call, ModelServer, embed, embedded, say
 from tests.contract.server import CONFIG, ApiServer, api_server, insert_token, invariants_hold, model_server
 from tests.support.pictures import block, png
@@ -29,6 +29,12 @@ TOOLS = """tools:
 """
 QUESTION = {"questions": [{"prompt": "Which?", "options": ["A", "B"]}]}
 GENERIC = {"kind": "generic", "value": "a secret of somebody"}
+POOL = {
+    "name": "pool",
+    "provider": "docker",
+    "max_total_machines": 2,
+    "default_machine_provider_options": {"image": "omnara/sandbox"},
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -50,6 +56,22 @@ async def made(server: ApiServer, path: str, body: Any) -> Any:
     return answer.json
 
 
+async def machines(server: ApiServer) -> dict[str, str]:
+    """A machine, a pool, and what belongs to them, by the names of parameters."""
+    org = f"/api/v1/orgs/{server.org}"
+    connected = {"display_name": "box", "project_ids": [server.project]}
+    machine = await made(server, f"{org}/machines/connect", connected)
+    pool = await made(server, f"{org}/machine-pools", POOL)
+    granted = await made(server, f"{server.scope}/machine-pool-grants", {"machine_pool_id": pool["id"]})
+    return {
+        "machineID": machine["machine"]["id"],
+        "daemonTokenID": machine["token_record"]["id"],
+        "machineGrantID": machine["project_grants"][0]["id"],
+        "poolID": pool["id"],
+        "poolGrantID": granted["id"],
+    }
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def theirs(server: ApiServer) -> dict[str, str]:
     """One of each kind of thing that a path can name, by the name of its parameter."""
@@ -67,7 +89,7 @@ async def theirs(server: ApiServer) -> dict[str, str]:
     await server.org_key()
     [key, *_] = (await server.get(f"{org}/api-keys"))["data"]
     [token, *_] = (await server.get("/api/v1/personal-access-tokens"))["data"]
-    return {
+    return await machines(server) | {
         "orgID": server.org,
         "projectID": server.project,
         "agentID": agent.rpartition("/")[2],
@@ -107,7 +129,7 @@ async def elsewhere(server: ApiServer, model: ModelServer) -> tuple[ApiServer, d
     made_model = await made(other, f"{org}/model-provider-configs/{config['id']}/models", facts)
     await made(other, f"{other.scope}/model-grants", {"configured_model_id": made_model["id"]})
     agent = await other.agent()
-    return other, {
+    return other, await machines(other) | {
         "orgID": other.org,
         "projectID": other.project,
         "agentID": agent.rpartition("/")[2],
@@ -136,6 +158,14 @@ def body_for(route: Route, ids: Mapping[str, str]) -> Any:
         "updateProjectModelGrant": {"context_window_tokens": 1_000},
         "updateOrgMember": {"role": "member"},
         "setMemberProjectAccess": {"role": "viewer"},
+        "createMachine": {"display_name": "x"},
+        "connectBYOMachine": {"display_name": "x", "project_ids": [ids["projectID"]]},
+        "updateMachine": {"cwd": "/x"},
+        "createMachinePool": POOL | {"name": "x"},
+        "updateMachinePool": {"name": "x"},
+        "createProjectMachineGrant": {"machine_id": ids["machineID"]},
+        "createProjectMachinePoolGrant": {"machine_pool_id": ids["poolID"]},
+        "updateProjectMachinePoolGrant": {"description": "x"},
         "createOrgAPIKey": {"name": "x", "org_role": "member"},
         "updateOrgAPIKey": {"name": "x"},
         "setOrgAPIKeyProjectRole": {"role": "viewer"},
@@ -149,19 +179,29 @@ def body_for(route: Route, ids: Mapping[str, str]) -> Any:
     }.get(route.operation_id)
 
 
+KINDS_OF_THEIR_OWN = {IdKind.MACHINE_GRANT: "machineGrantID", IdKind.DAEMON_TOKEN: "daemonTokenID"}
+"""Whose parameters have the names of others."""
+
+
+def named(route: Route) -> dict[str, IdKind]:
+    """What the path of an operation names, each kind under a name of its own."""
+    return {KINDS_OF_THEIR_OWN.get(kind, name): kind for name, kind in route.path_ids.items()}
+
+
 def filled(route: Route, ids: Mapping[str, str]) -> str:
     path = route.path
-    for name in route.path_ids:
-        path = path.replace("{" + name + "}", ids[name])
+    for parameter, name in zip(route.path_ids, named(route), strict=True):
+        path = path.replace("{" + parameter + "}", ids[name])
     return path
 
 
-NAMING = [route for route in ROUTES if route.path_ids]
+PEOPLES = [route for route in ROUTES if not route.daemon]
+NAMING = [route for route in PEOPLES if route.path_ids]
 
 
 def mixtures(route: Route, ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Paths that lead to something of theirs: by their own path, or below things of ours that exist."""
-    names = list(route.path_ids)
+    names = list(named(route))
     yield {name: theirs[name] for name in names}
     for length in range(1, len(names)):
         if all(name in ours for name in names[:length]):
@@ -189,7 +229,7 @@ async def test_what_is_somebody_elses_is_as_what_is_nowhere(
     before = await digest(server)
     wrong = []
     for route in NAMING:
-        nowhere = {name: encode(kind, new_uuid()) for name, kind in route.path_ids.items()}
+        nowhere = {name: encode(kind, new_uuid()) for name, kind in named(route).items()}
         expected = (403, "forbidden") if route.caller is CallerRule.SESSION else (404, "not_found")
         body = body_for(route, theirs)
         for ids in mixtures(route, ours, theirs):
@@ -219,10 +259,22 @@ async def test_bodies_do_not_reach_what_paths_do_not(
             ("POST", f"{org}/secrets/{ours['secretID']}/grants", {"target_project_id": ids["projectID"]}),
             ("POST", f"{org}/secrets", {"owner": owner, "name": "x", "material": GENERIC}),
             ("POST", f"{other.scope}/model-grants", {"configured_model_id": ids["configuredModelID"]}),
+            ("POST", f"{other.scope}/machine-grants", {"machine_id": ids["machineID"]}),
+            ("POST", f"{other.scope}/machine-pool-grants", {"machine_pool_id": ids["poolID"]}),
+            ("POST", f"{org}/machines", {"display_name": "x", "secret_env": {"A": ids["secretID"]}}),
+            ("POST", f"{org}/machines/connect", {"display_name": "x", "project_ids": [ids["projectID"]]}),
+            ("PATCH", f"{org}/machines/{ours['machineID']}", {"secret_env": {"A": ids["secretID"]}}),
+            ("POST", f"{org}/machine-pools", POOL | {"default_machine_secret_env": {"A": ids["secretID"]}}),
+            ("PUT", f"{org}/machine-pools/{ours['poolID']}", {"provider_auth_secret_id": ids["secretID"]}),
+            (
+                "PATCH",
+                f"{other.scope}/machine-pool-grants/{ours['poolGrantID']}",
+                {"default_machine_secret_env_overlay": {"A": ids["secretID"]}},
+            ),
             ("POST", f"{other.scope}/agents", {"config": ids["agentConfigID"]}),
         ]
 
-    kinds = {name: kind for route in NAMING for name, kind in route.path_ids.items()}
+    kinds = {name: kind for route in NAMING for name, kind in named(route).items()}
     nowhere = {name: encode(kind, new_uuid()) for name, kind in kinds.items()}
     before = await digest(server)
     for theirs_one, unknown in zip(reaching(theirs), reaching(nowhere), strict=True):
@@ -263,6 +315,24 @@ async def test_a_project_without_a_role_in_it_is_out_of_sight(server: ApiServer,
     assert await digest(server) == before
 
 
+async def test_a_daemons_token_opens_no_door_of_people_and_theirs_none_of_a_daemon(
+    server: ApiServer, theirs: dict[str, str]
+) -> None:
+    """By every operation there is: the one is refused as an unknown token is, and nothing is written."""
+    org = f"/api/v1/orgs/{server.org}"
+    token = (await made(server, f"{org}/machines/{theirs['machineID']}/daemon-tokens", {}))["token"]
+    runtime = {"runtimeID": encode(IdKind.DAEMON_RUNTIME, new_uuid())}
+    before = await digest(server)
+    wrong = []
+    for route in ROUTES:
+        key = server.key if route.daemon else token
+        answer = await server.call(route.method, filled(route, theirs | runtime), body_for(route, theirs), key=key)
+        if (answer.status, answer.code) != (401, "unauthorized"):
+            wrong.append((route.operation_id, answer.text))
+    assert wrong == []
+    assert await digest(server) == before
+
+
 async def test_the_owner_finds_all_of_it(server: ApiServer, theirs: dict[str, str]) -> None:
     """Or else the tests above would ask for what is not there."""
     for route in NAMING:
@@ -277,7 +347,7 @@ async def test_a_cursor_of_another_list_is_refused_by_every_list(server: ApiServ
     await server.agent()
     await server.agent()
     agents = (await server.get(f"{server.scope}/agents?limit=1"))["next_cursor"]
-    listing = [route for route in ROUTES if route.query is not None and "cursor" in route.query.__struct_fields__]
+    listing = [route for route in PEOPLES if route.query is not None and "cursor" in route.query.__struct_fields__]
     assert len(listing) >= 15
     for route in listing:
         foreign = agents if route.operation_id != "listAgents" else f"{agents[:-6]}AAAAAA"
@@ -290,7 +360,7 @@ async def test_a_cursor_of_another_list_is_refused_by_every_list(server: ApiServ
 async def test_nested_brackets_are_refused_by_every_operation(
     server: ApiServer, theirs: dict[str, str], body: bytes
 ) -> None:
-    for route in ROUTES:
+    for route in PEOPLES:
         answer = await server.call(route.method, filled(route, theirs), body)
         allowed = {(400, "validation_failed")} | ({(415, "unsupported_media_type")} if route.body is None else set())
         assert (answer.status, answer.code) in allowed, (route.operation_id, answer.text)
