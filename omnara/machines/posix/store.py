@@ -94,9 +94,8 @@ class Store:
         }
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            files.write_file(fd, files.META, msgspec.json.encode(meta))
             files.write_file(fd, files.LAUNCH, msgspec.json.encode(launch))
-            files.write_file(fd, files.LOCK, b"")
+            files.write_file(fd, files.LOCK, msgspec.json.encode(meta))
             files.reserve_exit(fd)
             files.sync_directory(fd)
         finally:
@@ -126,7 +125,7 @@ class Store:
         for name in names:
             with self.opened(name) as fd:
                 if fd is not None:
-                    found.append(((files.read_json(fd, files.META) or {})["created"], _record(fd, name)))
+                    found.append(((files.read_json(fd, files.LOCK) or {})["created"], _record(fd, name)))
         return [record for _, record in sorted(found, key=lambda pair: (pair[0], pair[1].process_id))]
 
     def _clean(self) -> None:
@@ -233,7 +232,7 @@ class Store:
 
 
 def _reader(fd: int) -> OutputReader:
-    return OutputReader(fd, (files.read_json(fd, files.META) or {})["piece_bytes"])
+    return OutputReader(fd, (files.read_json(fd, files.LOCK) or {})["piece_bytes"])
 
 
 def _acknowledged(fd: int) -> frozenset[str]:
@@ -283,7 +282,7 @@ def _record(fd: int, process_id: str) -> ProcessRecord:
     started_at = ended.started_at if ended is not None else (bit or ({},))[0].get("started_at")
     return ProcessRecord(
         process_id=process_id,
-        supervisor_id=(files.read_json(fd, files.META) or {})["supervisor_id"],
+        supervisor_id=(files.read_json(fd, files.LOCK) or {})["supervisor_id"],
         phase=phase,
         supervisor_live=live,
         execution_committed=bit is not None,

@@ -18,7 +18,6 @@ __all__ = [
     "EXIT",
     "LAUNCH",
     "LOCK",
-    "META",
     "action_file",
     "create_pair",
     "fill_pair",
@@ -33,9 +32,9 @@ __all__ = [
     "write_file",
 ]
 
-META = "meta.json"
 LAUNCH = "launch.json"
 LOCK = "lock"
+"""Locked by the keeper; its content is what never changes about the process."""
 BIT = "executed"
 EXIT = "exit.json"
 _EXIT_ROOM = "exit.new"
@@ -102,9 +101,9 @@ def create_pair(directory: int, name: str, first: dict[str, Any]) -> None:
     sync_directory(directory)
 
 
-def fill_pair(directory: int, name: str, second: dict[str, Any]) -> None:
-    """Write the second half of a record, durably, over the room that is there for it."""
-    _overwrite(directory, name, _padded(second, _HALF), _HALF)
+def fill_pair(directory: int, name: str, second: dict[str, Any], *, durably: bool = True) -> None:
+    """Write the second half of a record over the room that is there for it."""
+    _overwrite(directory, name, _padded(second, _HALF), _HALF, durably=durably)
 
 
 def read_pair(directory: int, name: str) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
@@ -128,18 +127,26 @@ def _padded(value: dict[str, Any], size: int) -> bytes:
     return data.ljust(size - 1) + b"\n"
 
 
-def _overwrite(directory: int, name: str, data: bytes, offset: int) -> None:
+def _overwrite(directory: int, name: str, data: bytes, offset: int, *, durably: bool = True) -> None:
     fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=directory)
     try:
         os.pwrite(fd, data, offset)
-        os.fsync(fd)
+        if durably:
+            os.fsync(fd)
     finally:
         os.close(fd)
 
 
 def reserve_exit(directory: int) -> None:
     """Take the room for the record of how the process ends."""
-    write_file(directory, _EXIT_ROOM, b" " * _EXIT_BYTES)
+    fd = os.open(_EXIT_ROOM, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, _EXIT_BYTES)
+        else:
+            _write_all(fd, b" " * _EXIT_BYTES)
+    finally:
+        os.close(fd)
 
 
 def write_exit(directory: int, record: dict[str, Any]) -> None:

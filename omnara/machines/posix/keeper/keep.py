@@ -133,7 +133,7 @@ class Keeper:
 
     def _take(self, started: child.Started, *, sandboxed: bool) -> None:
         who = {"boot": identity.boot_id(), "pid": started.pid, "start": identity.start_time(started.pid)}
-        files.fill_pair(self._directory, files.BIT, who)
+        files.fill_pair(self._directory, files.BIT, who, durably=False)
         self._remove_launch()
         self._leader = Leader(started.pid, sandboxed=sandboxed, grace_s=self._grace_s)
         self._stdin = Stdin(started.stdin, terminal=self._launch["io_mode"] == "pty")
