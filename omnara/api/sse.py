@@ -166,11 +166,12 @@ class StreamWriter:
 
     def _durable(self, item: Durable) -> bytes:
         event = item.event
-        if event.sequence != self._stream.seen + 1:
-            if event.sequence > self._stream.seen:
+        place = self._stream.place
+        if event.sequence != place.seen + 1:
+            if event.sequence > place.seen:
                 self._stream.subscription.wake()
             return b""
-        self._stream.seen = event.sequence
+        place.reached(event.sequence, event.id)
         if isinstance(event.payload, ModelOutputPayload):
             self._previews.output_sent(event.payload.model_call_context_id)
         if item.frame is None:
@@ -183,7 +184,7 @@ class StreamWriter:
         While the database is away the stream stays open and looks again at the next tick.
         """
         try:
-            page = await self._hub.page(self._stream.subscription.agent_id, self._stream.seen)
+            page = await self._hub.page(self._stream.subscription.agent_id, self._stream.place.seen)
         except Unavailable:
             self._stream.retry = True
             return False
@@ -193,25 +194,26 @@ class StreamWriter:
         """Send pages until the head, starting with `page`; return True when all was sent and nothing will follow: the
         agent is archived, or crashed, which only a person ends.
 
-        Also when the log ends before what was sent: a failover lost the rest, and what takes its place would seem to
-        follow it. Source: coordination §8.
+        Also when the log ends before what was sent, or has something else there: a failover lost the rest, and what
+        takes its place would seem to follow it. Source: coordination §8.
         """
-        stream = self._stream
+        stream, place = self._stream, self._stream.place
         while True:
             page = shared.log
-            if page.head < stream.seen:
+            if place.is_lost(page.head, page.last_id):
                 self._last_words = CUT
                 return True
             if page.events:
-                stream.seen = page.events[-1].sequence
-                stream.subscription.reached(stream.seen)
+                for row in page.events:
+                    place.reached(row.sequence, row.id)
+                stream.subscription.reached(place.seen)
                 await self._write_page(shared)
-            if stream.seen >= page.head:
+            if place.seen >= page.head:
                 if page.gate == "crashed":
                     self._last_words = CRASHED
                 return page.gate in {"archived", "crashed"}
             try:
-                following = await self._hub.page(stream.subscription.agent_id, stream.seen)
+                following = await self._hub.page(stream.subscription.agent_id, place.seen)
             except Unavailable:
                 stream.retry = True
                 return False
@@ -249,6 +251,8 @@ class StreamWriter:
             await self._write(self._last_words)
         elif self._stream.ending == "shutdown":
             await self._write(SHUTTING_DOWN)
+        elif self._stream.ending == "lost":
+            await self._write(CUT)
 
     async def _write(self, data: bytes) -> None:
         transport = self._transport
@@ -276,6 +280,8 @@ async def serve(
             raise NotFound
         if after > first.log.head:
             raise InvalidRequest("the log ends before that event; read it again from the start")
+        if first.log.last_id is not None:
+            stream.place.reached(after, first.log.last_id)
         response = web.StreamResponse(headers={**HEADERS, REQUEST_ID_HEADER: REQUEST_ID.get()})
         with Connection.watch(request, stream.subscription.close):
             try:

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from omnara.access.roles import ProjectScope
 from omnara.api.flusher import Flusher
+from omnara.api.lost_tails import LostTails, Place
 from omnara.api.project_tails import Following, ProjectTails
 from omnara.clock import Deadline, jittered, monotonic
 from omnara.db import streams as db
@@ -38,7 +39,7 @@ RIGHTS_CHECK_S: Final = 0.8
 CLOSE_LIMIT_S: Final = 1.0
 """How long closing streams may write before they are cut. Source: DESIGN §3 (Shutdown)."""
 
-Ending = Literal["shutdown", "revoked"]
+Ending = Literal["shutdown", "revoked", "lost"]
 
 
 class Queue(Protocol):
@@ -75,14 +76,14 @@ class OpenStream:
 
 
 class AgentStream(OpenStream):
-    """A stream of one agent. `seen` is the last sequence that was sent; the stream keeps it."""
+    """A stream of one agent. `place` is how far it has come; the stream keeps it."""
 
-    __slots__ = ("seen", "subscription")
+    __slots__ = ("place", "subscription")
 
     def __init__(self, subscription: Subscription, reading: Reading, seen: int) -> None:
         super().__init__(subscription, reading)
         self.subscription = subscription
-        self.seen = seen
+        self.place = Place(subscription.agent_id, seen)
 
 
 class SharedPage:
@@ -117,6 +118,7 @@ class StreamHub:
         self._tasks = Tasks()
         self._draining = False
         self._tails = ProjectTails(feed, db.acquire, self._tasks, sweep_s)
+        self._lost_tails = LostTails()
         self.heartbeat_s = heartbeat_s
         self.flusher = Flusher()
 
@@ -237,13 +239,19 @@ class StreamHub:
                 log.warning("streams could not be checked", error=str(error))
 
     async def _sweep(self) -> None:
-        """Wake every stream whose log goes beyond what it has seen, or whose agent was archived."""
+        """Wake every stream whose log goes beyond what it has seen, or whose agent was archived; end those that have
+        sent what a failover lost.
+        """
         streams = [stream for stream in self._open if isinstance(stream, AgentStream)]
+        lost = await self._lost_tails.among(self._db.acquire, [stream.place for stream in streams])
+        for stream in streams:
+            if stream.place.agent_id in lost:
+                stream.end("lost")
         for start in range(0, len(streams), SWEEP_CHUNK):
             chunk = streams[start : start + SWEEP_CHUNK]
             agents = [stream.subscription.agent_id for stream in chunk]
             async with self._db.acquire() as conn:
-                behind = set(await db.news(conn, agents, [stream.seen for stream in chunk]))
+                behind = set(await db.news(conn, agents, [stream.place.seen for stream in chunk]))
             for stream in chunk:
                 if stream.subscription.agent_id in behind:
                     stream.subscription.wake()

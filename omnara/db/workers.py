@@ -5,12 +5,15 @@ Source: DESIGN §3 "Who is alive", coordination §1 and §3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from uuid import UUID
 
+import asyncpg
 import msgspec
 
 from omnara.db.connection import Connection
+from omnara.db.failures import is_unavailability
 from omnara.db.sqlfiles import Queries
 
 _SQL = Queries("workers")
@@ -64,6 +67,22 @@ async def declare_dead(connection: Connection, gone: Sequence[UUID], expired: Se
 async def postmaster_age(connection: Connection) -> float:
     """Seconds since this Postgres started, on its own clock."""
     age: float = await connection.fetchval(_SQL["postmaster_age"])
+    return age
+
+
+async def promotion_age(connection: Connection) -> float:
+    """Seconds since somebody found this database promoted, on its own clock; very many if it never was.
+
+    A promoted standby has been running for long, and has none of the locks that say who is alive: they do not
+    replicate. Whoever comes first notes the change, in a transaction of its own; a later one makes it no younger.
+    """
+    try:
+        await connection.execute(_SQL["note_timeline"])
+    except asyncpg.PostgresError as error:
+        if is_unavailability(error):
+            raise
+        return math.inf  # a service that keeps its timeline to itself: its promotions look like restarts, if at all
+    age: float = await connection.fetchval(_SQL["timeline_age"])
     return age
 
 

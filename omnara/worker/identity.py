@@ -158,6 +158,7 @@ class Identity:
         Raises ConnectionError when the key stays taken: somebody is judging this worker; the next session looks again.
         """
         started = monotonic()
+        await db.promotion_age(connection)  # so that the grace after a failover counts from the first contact
         if not registered:
             await self._register(connection)
         elif not await hold_identity(connection, worker_key(self.worker_id)):
@@ -219,6 +220,8 @@ class Identity:
         if not found or monotonic() - self._regained < self._times.grace_s:
             return
         if await db.postmaster_age(connection) < self._times.grace_s:
+            return
+        if await db.promotion_age(connection) < self._times.grace_s:
             return
         dead = await db.declare_dead(
             connection, [p.worker_id for p in found if p.gone], [p.worker_id for p in found if p.expired]

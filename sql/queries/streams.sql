@@ -1,8 +1,9 @@
 -- name: page
 -- Up to $3 events of one agent after sequence $2, fewer when together they pass $4 bytes (see `events_after`), beside the
--- head of its log; one row with null event columns when there is no such event, no row when there is no such agent.
+-- head of its log and the id of event $2; one row with null event columns when there is no such event, no row when there is no such agent.
 -- Index: agent_sched_pkey, events_pkey.
 select s.next_sequence - 1 as head, s.gate,
+       (select l.id from events l where l.agent_id = s.agent_id and l.sequence = $2) as last_id,
        e.sequence, e.id, e.kind, e.turn_id, e.turn_sequence, e.is_opening, e.payload, e.created_at
 from agent_sched s
 left join lateral (
@@ -29,6 +30,17 @@ select u.agent_id
 from unnest($1::uuid[], $2::bigint[]) as u (agent_id, seen)
 join agent_sched s on s.agent_id = u.agent_id
 where s.next_sequence - 1 <> u.seen or s.gate in ('archived', 'crashed');
+
+-- name: timeline
+-- The timeline of this database: a promotion or a restore begins another one.
+select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8);
+
+-- name: strangers
+-- Of these agents ($1), those whose event at sequence $2 has not the id $3 (parallel arrays). Index: events_pkey.
+select distinct w.agent_id
+from unnest($1::uuid[], $2::bigint[], $3::uuid[]) as w (agent_id, sequence, id)
+left join events e on e.agent_id = w.agent_id and e.sequence = w.sequence
+where e.id is distinct from w.id;
 
 -- name: still_readable
 -- Of these pairs of a credential ($1) and a project ($2), those of which the credential still authenticates and its holder

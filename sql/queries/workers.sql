@@ -39,6 +39,18 @@ returning id;
 -- Seconds since this Postgres started: nobody is declared dead during the grace after a start.
 select extract(epoch from clock_timestamp() - pg_postmaster_start_time())::float8 as age_s;
 
+-- name: note_timeline
+-- Keep the timeline of this database and since when it is known to be another one than before: a promotion. The first one
+-- that is ever kept counts as having always been. Index: installation_pkey.
+insert into installation (name, value, created_at)
+values ('timeline', substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), 'epoch')
+on conflict (name) do update set value = excluded.value, created_at = clock_timestamp()
+where installation.value <> excluded.value;
+
+-- name: timeline_age
+-- Seconds since the timeline was found to be another one. Index: installation_pkey.
+select extract(epoch from clock_timestamp() - created_at)::float8 as age_s from installation where name = 'timeline';
+
 -- name: forget_workers
 -- Drop rows of workers that ended more than a day ago and hold nothing. Index: workers_pkey, agent_sched_worker.
 delete from workers w where w.state <> 'live' and w.ended_at < clock_timestamp() - interval '1 day'

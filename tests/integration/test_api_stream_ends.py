@@ -241,6 +241,81 @@ async def test_a_replica_without_the_worker_shows_deltas_too(postgres: PostgresF
     assert [delta["seq"] for delta in deltas] == sorted(delta["seq"] for delta in deltas)
 
 
+OTHER_ID = "update events set id = gen_random_uuid() where agent_id = $1 and sequence = $2"
+"""As a failover that lost an event, in whose place another one came."""
+
+
+def promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the database is in another timeline."""
+
+    async def timeline(_conn: Any) -> str:
+        return "0000ABCD"
+
+    monkeypatch.setattr(streams.db, "timeline", timeline)
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["from the start", "resumed"])
+async def test_a_log_that_was_lost_and_has_grown_to_the_same_length_ends_its_streams(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    agent, other = await server.agent(), await server.agent()
+    agent_id, other_id = (decode(IdKind.AGENT, path.rsplit("/", 1)[1]) for path in (agent, other))
+    for each in (agent_id, other_id):
+        await append(server, each, 2)
+    query = "?after_sequence=3" if resumed else ""
+    async with open_stream(server, agent, query) as stream, open_stream(server, other, query) as intact:
+        for one in (stream, intact):
+            if not resumed:
+                assert await one.events(3) == [1, 2, 3]
+            frame = await one.next(within_s=2)
+            assert frame is not None
+            assert frame.comment == "heartbeat", "nothing has changed yet"
+        await server.rows(OTHER_ID, agent_id, 3)
+        promoted(monkeypatch)
+        (last,) = await stream.rest(within_s=3)
+        assert (last.event, "lost the end of this log" in str(last.data)) == ("error", True)
+        await append(server, other_id, 1)
+        assert await intact.events(1) == [4], "a log that lost nothing goes on"
+        monkeypatch.undo()
+        await append(server, other_id, 1)
+        assert await intact.events(1) == [5]
+
+
+async def test_a_log_that_was_lost_and_has_grown_beyond_ends_its_streams_before_they_go_on(server: ApiServer) -> None:
+    agent = await server.agent()
+    agent_id = decode(IdKind.AGENT, agent.rsplit("/", 1)[1])
+    await append(server, agent_id, 2)
+    async with open_stream(server, agent) as stream:
+        assert await stream.events(3) == [1, 2, 3]
+        await server.rows(OTHER_ID, agent_id, 3)
+        await append(server, agent_id, 2)
+        (last,) = await stream.rest(within_s=3)
+        assert (last.event, "lost the end of this log" in str(last.data)) == ("error", True)
+
+
+async def test_what_came_in_between_two_looks_is_compared_too(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last event is the new log's own; one before it is not what was sent."""
+    agent = await server.agent()
+    agent_id = decode(IdKind.AGENT, agent.rsplit("/", 1)[1])
+    async with open_stream(server, agent) as stream:
+        assert await stream.events(1) == [1]
+        looks = server.hub._lost_tails
+        monkeypatch.setattr(looks, "among", nobody)
+        await append(server, agent_id, 3)
+        assert await stream.events(3) == [2, 3, 4]
+        await server.rows(OTHER_ID, agent_id, 3)
+        promoted(monkeypatch)
+        monkeypatch.setattr(looks, "among", type(looks).among.__get__(looks))
+        (last,) = await stream.rest(within_s=3)
+        assert (last.event, "lost the end of this log" in str(last.data)) == ("error", True)
+
+
+async def nobody(_acquire: Any, _places: Any) -> set[Any]:
+    return set()
+
+
 async def test_the_sweep_is_one_query_for_all(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     real = streams.db.news

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from uuid import UUID
 
 import asyncpg
@@ -29,6 +30,7 @@ from tests.support.engine import FAST, Engine, Replica, built_in, engine_on
 from tests.support.tcp_proxy import proxied
 from tests.support.waiting import until
 
+EPOCH = datetime.fromtimestamp(0, UTC)
 DEAD = "update workers set state = 'dead', ended_at = clock_timestamp() where id = $1"
 
 
@@ -190,6 +192,32 @@ async def test_nobody_is_declared_dead_just_after_a_start_of_postgres(
         assert talker.calls == 2
 
 
+async def test_a_new_process_declares_nobody_dead_just_after_a_promotion(database: str) -> None:
+    """The standby has been running for long and has no locks; a worker that is not back yet is not dead."""
+    talker = Talker()
+    async with engine_on(database, talker) as engine:
+        [agent] = await engine.add_agents()
+        [first] = await engine.start()
+        await engine.say(agent)
+        await until(lambda: talker.calls == 1, "the model is being called")
+        assert await engine.sql.fetchval("select created_at from installation where name = 'timeline'") == EPOCH
+        away = await crash(first)
+        # As if the database that both knew had been another one's primary.
+        await engine.sql.execute("update installation set value = '0000ABCD' where name = 'timeline'")
+        [second] = await engine.start(death_grace_s=1.5)
+        since = await engine.sql.fetchval("select created_at from installation where name = 'timeline'")
+        await until_worker_is(engine, away, "dead", limit_s=10)
+        ended = await engine.sql.fetchval("select ended_at from workers where id = $1", away)
+        assert 1.5 <= (ended - since).total_seconds() < 5
+        await until(lambda: talker.calls == 2, "the agent is taken over")
+        # From then on the timeline is known, and deaths are found at once, by new processes too.
+        gone = await crash(second)
+        await engine.start(death_grace_s=1.5)
+        await until_worker_is(engine, gone, "dead", limit_s=1.4)
+        talker.go.set()
+        await engine.until_idle(agent)
+
+
 async def test_a_process_that_just_regained_its_session_judges_nobody(database: str) -> None:
     async with engine_on(database, lambda _: say("hello")) as engine:
         [first] = await engine.start()
@@ -219,7 +247,8 @@ async def terminate_one(engine: Engine, replica: Replica) -> None:
            where locktype = 'advisory'
              and pid in (select pid from pg_stat_activity where application_name = 'omnara:session')
              and classid = $1::bigint::oid and objid = $2::bigint::oid""",
-        key >> 32, key & 0xFFFFFFFF,
+        key >> 32,
+        key & 0xFFFFFFFF,
     )
     assert cut == 1
 
@@ -411,9 +440,7 @@ async def test_a_claim_that_commits_while_its_worker_is_declared_dead_is_release
         claiming = claimer.transaction()
         await claiming.start()
         [claim] = await claim_agents(claimer, worker_id, limit=5, since=ALWAYS, token=9, suspects=True)  # type: ignore[arg-type]
-        declaring = asyncio.create_task(
-            declarer.execute(DEAD, worker_id)
-        )
+        declaring = asyncio.create_task(declarer.execute(DEAD, worker_id))
 
         async def waits() -> bool:
             return bool(await engine.sql.fetchval("select count(*) from pg_locks where not granted"))
@@ -441,7 +468,8 @@ async def lone_worker(engine: Engine) -> UUID:
     await engine.sql.execute(
         """insert into workers (id, lock_key, roles, version, lease_expires_at)
            values ($1, $2, '{worker}', 'test', clock_timestamp() + interval '1 hour')""",
-        worker_id, key,
+        worker_id,
+        key,
     )
     return worker_id
 

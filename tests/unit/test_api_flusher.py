@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from omnara.api.flusher import Flusher
+from omnara.api.lost_tails import Place
 from omnara.api.sse import StreamWriter
 from omnara.api.streams import SharedPage
 from omnara.db.streams import LogPage
@@ -50,13 +51,14 @@ class Open:
 
     def __init__(self, feed: Feed, pipe: Pipe, flusher: Flusher) -> None:
         self.subscription: Subscription = feed.subscribe(AGENT, deltas=True)
-        stream = SimpleNamespace(subscription=self.subscription, seen=0, written_at=0.0, ending=None, retry=False)
+        place = Place(AGENT, 0)
+        stream = SimpleNamespace(subscription=self.subscription, place=place, written_at=0.0, ending=None, retry=False)
         hub = SimpleNamespace(flusher=flusher, heartbeat_s=60.0)
         request = SimpleNamespace(transport=pipe)
         writer = StreamWriter(
             cast("Any", hub), cast("Any", stream), cast("Any", None), cast("Any", request), pipe.response()
         )
-        page = SharedPage(LogPage(head=0, gate="open", events=()))
+        page = SharedPage(LogPage(head=0, gate="open", last_id=None, events=()))
         self.task = asyncio.create_task(writer.run(page))
 
     async def end(self) -> None:
