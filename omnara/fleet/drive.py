@@ -38,6 +38,8 @@ TRIES: Final = 5
 """Failures in a row after which another replica may try its luck."""
 FIRST_WAIT_S: Final = 0.2
 LONGEST_WAIT_S: Final = 5.0
+COOLING_S: Final = 15.0
+"""How long a machine that could not be driven here is left to other replicas."""
 
 
 class Drive:
@@ -62,25 +64,32 @@ class Drive:
         self._turn = turn
         self._opened = opened
 
-    async def run(self) -> None:
-        """Drive; returns when the claim is of no more use here. Raises nothing but CancelledError."""
+    async def run(self) -> float:
+        """Drive until the claim is of no more use here; return the seconds for which it should not be taken again.
+
+        Raises nothing but CancelledError.
+        """
         backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
         while backoff.failures < TRIES:
             try:
                 async with self._turn:
                     home = await self._places.open_home(self.claim)
-                await self._serve(home, backoff)
+                try:
+                    await self._serve(home, backoff)
+                finally:
+                    await home.close()
             except HomeLost as error:
                 log.warning("a machine cannot be reached", machine_id=str(self.claim.machine_id), error=str(error))
                 if await self._mended():
-                    return
+                    return 0.0
             except (Gone, LookupError):
-                return
+                return LONGEST_WAIT_S
             except Unavailable as error:
                 log.warning("a machine cannot be driven now", machine_id=str(self.claim.machine_id), error=str(error))
             except Exception as error:  # one machine's trouble is not the others'
                 log.error("driving a machine failed", machine_id=str(self.claim.machine_id), exc_info=error)
             await backoff.wait()
+        return COOLING_S
 
     async def _mended(self) -> bool:
         try:

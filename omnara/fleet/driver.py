@@ -39,8 +39,6 @@ TURNS: Final = 2
 DRIVEN_LEASE_S: Final = 180.0
 """What tells that a driver is gone is its worker's death; the lease is for what nobody foresaw."""
 AT_MOST_EVERY_S: Final = 0.1
-COOLING_S: Final = 15.0
-"""How long a machine that could not be driven here is left to other replicas."""
 STRAY_LOOKS: Final = 5
 
 
@@ -183,9 +181,9 @@ class Driver:
     async def _run(self, drive: Drive) -> None:
         """Drive until that ends by itself, and give the claim back. Whoever cancels gives it back, or has no claim."""
         claim = drive.claim
-        await drive.run()
+        cool_s = await drive.run()
         self._forget(claim)
-        self._cooling[claim.machine_id] = monotonic() + COOLING_S
+        self._cooling[claim.machine_id] = monotonic() + cool_s
         await self._give_back([claim])
 
     def _opened(self, channel: Channel) -> None:

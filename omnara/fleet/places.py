@@ -8,7 +8,14 @@ from typing import Protocol
 from omnara.db.fleet import MachineClaim
 from omnara.machines.processes import Home
 
-__all__ = ["Places"]
+__all__ = ["DrivenHome", "Places"]
+
+
+class DrivenHome(Home, Protocol):
+    """A home that somebody has opened and has to close."""
+
+    async def close(self) -> None:
+        """Let go of it. Commands go on."""
 
 
 class Places(Protocol):
@@ -18,7 +25,7 @@ class Places(Protocol):
         """Return pairs of provider and host, as machines name them; an empty host for those that name none."""
         ...
 
-    async def open_home(self, claim: MachineClaim) -> Home:
+    async def open_home(self, claim: MachineClaim) -> DrivenHome:
         """Return the processes of a machine. Raises HomeLost when it cannot be reached now, LookupError when the claim
         or the machine has moved on."""
         ...

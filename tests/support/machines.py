@@ -62,13 +62,40 @@ async def make_machine(sql: Rows, org_id: UUID, project_id: UUID, name: str = "l
     return TestMachine(machine_id, org_id, project_id, token.text)
 
 
-async def bind(sql: Rows, machine: TestMachine, agent_id: UUID) -> UUID:
+async def make_pool_machine(
+    sql: Rows, org_id: UUID, project_id: UUID, *, provider: str, host: str | None, name: str = "box"
+) -> TestMachine:
+    """Insert a pool of its own and an active machine of it, as if it had been provisioned."""
+    pool_id, grant_id, machine_id = new_uuid(), new_uuid(), new_uuid()
+    await sql.fetch(
+        "insert into machine_pools (id, org_id, name, provider, max_total_machines) values ($1, $2, $3, $4, 10)",
+        pool_id, org_id, str(pool_id), provider,
+    )  # fmt: skip
+    await sql.fetch(
+        "insert into machine_pool_grants (id, org_id, project_id, pool_id) values ($1, $2, $3, $4)",
+        grant_id, org_id, project_id, pool_id,
+    )  # fmt: skip
+    await sql.fetch(
+        "insert into machines (id, org_id, source_kind, pool_id, pool_grant_id, project_id, display_name, provider,"
+        " resource_id, resource_host, generation, activated_at)"
+        " values ($1, $2, 'pool', $3, $4, $5, $6, $7, $8, $9, 1, now())",
+        machine_id, org_id, pool_id, grant_id, project_id, name, provider, str(machine_id), host,
+    )  # fmt: skip
+    await sql.fetch(
+        "insert into machine_grants (id, org_id, project_id, machine_id, pool_grant_id, source_kind)"
+        " values ($1, $2, $3, $4, $5, 'pool')",
+        new_uuid(), org_id, project_id, machine_id, grant_id,
+    )  # fmt: skip
+    return TestMachine(machine_id, org_id, project_id, "")
+
+
+async def bind(sql: Rows, machine: TestMachine, agent_id: UUID, *, kind: str = "explicit") -> UUID:
     """Attach a machine to an agent; the binding's id."""
     binding_id = new_uuid()
     await sql.fetch(
         "insert into agent_machine_bindings (id, org_id, project_id, agent_id, machine_id, machine_ref, binding_kind)"
-        " values ($1, $2, $3, $4, $5, $6, 'explicit')",
-        binding_id, machine.org_id, machine.project_id, agent_id, machine.id, f"m-{binding_id}",
+        " values ($1, $2, $3, $4, $5, $6, $7)",
+        binding_id, machine.org_id, machine.project_id, agent_id, machine.id, f"m-{binding_id}", kind,
     )  # fmt: skip
     return binding_id
 
