@@ -55,7 +55,7 @@ POOL = {
     "name": "pool",
     "provider": "docker",
     "max_total_machines": 2,
-    "default_machine_provider_options": {"image": "omnara/sandbox"},
+    "provider_config": {"image": "omnara/sandbox"},
 }
 ENDLESS = {path for path in openapi.document()["paths"] if path.endswith("/stream")}
 """An answer that is a stream does not end."""

@@ -33,7 +33,7 @@ POOL = {
     "name": "pool",
     "provider": "docker",
     "max_total_machines": 2,
-    "default_machine_provider_options": {"image": "omnara/sandbox"},
+    "provider_config": {"image": "omnara/sandbox"},
 }
 
 

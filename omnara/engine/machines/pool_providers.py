@@ -1,23 +1,44 @@
-"""Which providers pools may have, and whether a provider can make machines of what a pool says."""
+"""Which providers pools may have, and whether a provider can make machines of what a pool says.
+
+What a provider takes is in its own modules; they are loaded when a pool first needs them, since some bring a client.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import msgspec
 
 from omnara.errors import InvalidRequest, Unprocessable
+from omnara.machines.providers.protocol import InvalidOptions
 
-PROVIDERS: Final = ("docker", "local")
 _ELSEWHERE: Final = ("blaxel", "daytona", "unikraft")
 """What the contract knows beside ours."""
 
 
+def _docker(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    from omnara.machines.docker.layout import config_of
+
+    config_of(config, options)
+
+
+def _local(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    if config or options:
+        raise InvalidOptions("machines of the server's own host have no configuration and no options")
+
+
+_CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], None]]] = {
+    "docker": _docker,
+    "local": _local,
+}
+
+
 def known_provider(name: str) -> None:
     """Refuse what this release makes no machines with. Raises Unprocessable, InvalidRequest for an unknown name."""
-    if name in PROVIDERS:
+    if name in _CHECKS:
         return
-    offered = " and ".join(PROVIDERS)
+    offered = " and ".join(_CHECKS)
     if name in _ELSEWHERE:
         raise Unprocessable(f"machines of {name} are not available in this release; there are {offered}")
     raise InvalidRequest(f"there is no such provider; there are {offered}")
@@ -25,6 +46,8 @@ def known_provider(name: str) -> None:
 
 def check_provider(name: str, config: str, options: str) -> None:
     """Check a pool's configuration and the options of its machines, both JSON text. Raises InvalidRequest."""
-    msgspec.json.decode(config)
-    msgspec.json.decode(options)
     known_provider(name)
+    try:
+        _CHECKS[name](msgspec.json.decode(config), msgspec.json.decode(options))
+    except InvalidOptions as error:
+        raise InvalidRequest(str(error)) from None
