@@ -18,6 +18,7 @@ from omnara.db.bindings import BoundMachine
 from omnara.db.machine_calls import LockedProcess, NewProcess
 from omnara.domain import processes as domain
 from omnara.domain.content import StructuredDataBlock
+from omnara.domain.text import is_blank
 from omnara.engine.machines import sandbox, tools_machines
 from omnara.engine.machines.targets import choose, environment, unreachable
 from omnara.engine.tool_tx import Ahead, Outcome, Queued, Transaction, TransactionalTool
@@ -40,6 +41,8 @@ async def lock_for_command(ahead: Ahead) -> Any:
 async def run_command(tx: Transaction) -> Outcome:
     """Queue a command; its process's first report completes the call. Source: engine.md §7."""
     command: str = tx.input["command"]
+    if is_blank(command):
+        return failed("The command is empty.", MALFORMED)
     if len(command.encode()) > MAX_COMMAND_BYTES:
         return failed(
             f"The command is longer than {MAX_COMMAND_BYTES} bytes. Put it into a file and run that.", MALFORMED

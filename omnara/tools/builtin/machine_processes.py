@@ -80,7 +80,6 @@ RUN_COMMAND: Final = _tool(
         "command": {
             "type": "string",
             "minLength": 1,
-            "pattern": r"\S",
             "description": "The command line, at most 131071 bytes. Put longer scripts into a file.",
         },
         **MACHINE_SCHEMAS,
