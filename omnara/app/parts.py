@@ -19,6 +19,8 @@ from omnara.engine.deps import Deps
 from omnara.engine.feed import Feed
 from omnara.engine.feed_remote import FeedLink
 from omnara.engine.plan import PlanSource
+from omnara.fleet.driver import Driver
+from omnara.fleet.places import NoPlaces
 from omnara.fleet.sessions import Sessions
 from omnara.fleet.sweeps import MachineSweep
 from omnara.maintenance import OrphanSweep, Upkeep
@@ -89,6 +91,10 @@ def build(
         services += [Upkeep(deps, database), MachineSweep(deps)]
     sessions = Sessions(deps, hints.bus, lambda: identity.worker_id)
     services.append(sessions)
+    if works:
+        driver = Driver(deps, hints.bus, sessions, NoPlaces(), lambda: identity.worker_id)
+        identity.listen(driver)
+        services.append(driver)
     if "worker" in settings.roles:
         files = AgentFiles(pools.api, deps.blobs)
         tools = ToolContext(extractor=Extractor(), allow=allow_list(settings), files=files)

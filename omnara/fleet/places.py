@@ -8,7 +8,7 @@ from typing import Protocol
 from omnara.db.fleet import MachineClaim
 from omnara.machines.processes import Home
 
-__all__ = ["DrivenHome", "Places"]
+__all__ = ["DrivenHome", "NoPlaces", "Places"]
 
 
 class DrivenHome(Home, Protocol):
@@ -36,3 +36,19 @@ class Places(Protocol):
         Raises what keeps it from that; the same may succeed later.
         """
         ...
+
+
+class NoPlaces:
+    """A replica that reaches no place: it drives nothing, and still sees to what dead workers have left."""
+
+    def reach(self) -> Sequence[tuple[str, str]]:
+        """Nothing."""
+        return ()
+
+    async def open_home(self, claim: MachineClaim) -> DrivenHome:
+        """Raises LookupError: nothing is claimed here."""
+        raise LookupError("this replica reaches no place")
+
+    async def mend(self, claim: MachineClaim) -> bool:
+        """There is nothing to mend."""
+        return False

@@ -128,6 +128,7 @@ class RawDaemon:
         self.instance = str(uuid4())
         self.runtime = ""
         self.started_at: dict[str, str] = {}
+        self.ended_at: dict[str, str] = {}
         self.socket: aiohttp.ClientWebSocketResponse
 
     @property
@@ -247,7 +248,7 @@ class RawDaemon:
             "state": "exited",
             "exit_code": 0,
             "started_at": at,
-            "ended_at": now(),
+            "ended_at": self.ended_at.setdefault(process_id, now()),
             "result": result,
         }
         await self.send("report", report_id=report_id, event=event)
