@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final
 
 import click
 import msgspec
 
-from omnara.cli.output import json_option, print_json, print_line, print_table, run
+from omnara.cli.calling import with_client
+from omnara.cli.output import json_option, print_json, print_line, print_table
 from omnara.client import Client, Event, turn_is_over
-from omnara.errors import ConfigurationError
-from omnara.settings import load
-
-T = TypeVar("T")
 
 _STATUSES: Final = ("running", "waiting", "idle", "pausing", "paused", "crashed", "archived")
 """Archived agents are listed only when asked for. Source: the view `agents_overview`."""
@@ -33,19 +29,6 @@ def command() -> None:
       omnara agents steps agt_…
       omnara agents resume agt_… --force
     """
-
-
-def _with_client(work: Callable[[Client], Awaitable[T]]) -> T:
-    settings = load()
-    if settings.api_key is None:
-        raise ConfigurationError("OMNARA_API_KEY is not set; put a key of the server there (see `omnara keys --help`)")
-    key = settings.api_key
-
-    async def main() -> T:
-        async with Client(settings.url, key, retry_for_s=2) as client:
-            return await work(client)
-
-    return run(main())
 
 
 @command.command("launch")
@@ -83,7 +66,7 @@ def launch(
         if follow and message is not None:
             await _follow(client, launched.id)
 
-    _with_client(work)
+    with_client(work)
 
 
 async def _follow(client: Client, agent: str) -> None:
@@ -115,7 +98,7 @@ def describe(event: Event) -> str:
 @json_option
 def list_agents(status: str | None, as_json: bool) -> None:
     """List the agents of the default project, newest first. `--status crashed` finds what needs you."""
-    agents = _with_client(lambda client: client.agents(status=status))
+    agents = with_client(lambda client: client.agents(status=status))
     rows = [{"id": one.id, "status": one.status, "name": one.name, "created_at": one.created_at} for one in agents]
     if as_json:
         print_json(rows)
@@ -128,7 +111,7 @@ def list_agents(status: str | None, as_json: bool) -> None:
 @json_option
 def show(agent: str, as_json: bool) -> None:
     """Show what an agent is doing, what it said last, what it used, and why it crashed if it did."""
-    status = _with_client(lambda client: client.status(agent))
+    status = with_client(lambda client: client.status(agent))
     if as_json:
         print_json(status)
         return
@@ -148,7 +131,7 @@ def steps(agent: str, after: int, as_json: bool) -> None:
     async def work(client: Client) -> list[Event]:
         return [event async for event in client.events(agent, after=after)]
 
-    events = _with_client(work)
+    events = with_client(work)
     if as_json:
         print_json(events)
         return
@@ -162,7 +145,7 @@ def steps(agent: str, after: int, as_json: bool) -> None:
 @click.argument("agent")
 def pause(agent: str) -> None:
     """Let the running step finish, then hold. Messages and answers are still accepted."""
-    print_line(_with_client(lambda client: client.pause(agent)).status)
+    print_line(with_client(lambda client: client.pause(agent)).status)
 
 
 @command.command("resume")
@@ -170,21 +153,21 @@ def pause(agent: str) -> None:
 @click.option("--force", is_flag=True, help="A crashed agent: go on from the last valid step.")
 def resume(agent: str, force: bool) -> None:
     """Go on from the last saved step."""
-    print_line(_with_client(lambda client: client.resume(agent, force=force)).status)
+    print_line(with_client(lambda client: client.resume(agent, force=force)).status)
 
 
 @command.command("restart")
 @click.argument("agent")
 def restart(agent: str) -> None:
     """Void what a crashed agent did since the last message from a person, and let it answer that again."""
-    print_line(_with_client(lambda client: client.resume(agent, restart=True)).status)
+    print_line(with_client(lambda client: client.resume(agent, restart=True)).status)
 
 
 @command.command("cancel")
 @click.argument("agent")
 def cancel(agent: str) -> None:
     """Stop the current turn. Queued messages start next."""
-    stopped = _with_client(lambda client: client.cancel(agent))
+    stopped = with_client(lambda client: client.cancel(agent))
     click.echo("canceled" if stopped else "nothing was running")
 
 
@@ -193,5 +176,5 @@ def cancel(agent: str) -> None:
 @click.confirmation_option(prompt="Stop this agent and archive it?")
 def delete(agent: str) -> None:
     """Stop the agent, tear down what it holds, archive it. Its log stays readable."""
-    _with_client(lambda client: client.delete(agent))
+    with_client(lambda client: client.delete(agent))
     click.echo("archived")

@@ -27,6 +27,8 @@ _COMMANDS: Final[Mapping[str, _Entry]] = {
     "serve": _Entry("omnara.cli.serve", "Run the server: API, workers and maintenance in one process."),
     "agents": _Entry("omnara.cli.agents", "Launch, list and steer agents on a running server."),
     "chat": _Entry("omnara.cli.chat.command", "Talk to an agent in the terminal, or through a pipe."),
+    "daemon": _Entry("omnara.cli.daemon", "Let the agents of a server run commands on this computer."),
+    "machines": _Entry("omnara.cli.machines", "Connect and list the machines that agents run commands on."),
     "keys": _Entry("omnara.cli.keys", "Create, list and revoke API keys (in the database)."),
     "models": _Entry("omnara.cli.models", "Add, list and probe models (in the database)."),
     "secrets": _Entry("omnara.cli.secrets", "Move stored secrets to another key of the ring (in the database)."),

@@ -3,6 +3,7 @@
 from omnara.client.client import Client
 from omnara.client.errors import ApiError, ClientError, ServerUnreachable, StreamBroken
 from omnara.client.files import file_block
+from omnara.client.machines import ConnectedMachine, DaemonToken, Machine, Machines, NewDaemonToken
 from omnara.client.stream import EventStream, StreamItem
 from omnara.client.turns import turn_is_over
 from omnara.client.types import (
@@ -24,6 +25,8 @@ __all__ = [
     "ApiError",
     "Client",
     "ClientError",
+    "ConnectedMachine",
+    "DaemonToken",
     "Delta",
     "Event",
     "EventStream",
@@ -31,6 +34,9 @@ __all__ = [
     "Interaction",
     "Launched",
     "Links",
+    "Machine",
+    "Machines",
+    "NewDaemonToken",
     "ServerUnreachable",
     "StreamBroken",
     "StreamItem",

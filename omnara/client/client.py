@@ -14,16 +14,12 @@ import aiohttp
 import msgspec
 
 from omnara.client.errors import ApiError
+from omnara.client.machines import Machines
 from omnara.client.stream import BACKOFF_S, ConnectionChange, EventStream
 from omnara.client.transport import Transport
 from omnara.client.types import Agent, AgentStatus, Event, Input, Interaction, Launched, Links, ToolCall
 
 __all__ = ["Client"]
-
-
-class _Page(msgspec.Struct):
-    data: list[Any]
-    next_cursor: str | None = None
 
 
 class _Agents(msgspec.Struct):
@@ -217,7 +213,7 @@ class Client:
 
     async def tool_calls(self, agent: str, *, state: str | None = None) -> list[ToolCall]:
         """Return all tool calls of the agent, oldest first; only those in `state` if given."""
-        calls = await self._all((await self.links(agent)).tool_calls, ToolCall)
+        calls = await self._http.pages((await self.links(agent)).tool_calls, ToolCall)
         return [call for call in calls if state is None or call.state == state]
 
     async def answer_call(self, agent: str, call: str, text: str, *, failed: bool = False) -> None:
@@ -229,7 +225,7 @@ class Client:
 
     async def interactions(self, agent: str, *, state: str | None = "open") -> list[Interaction]:
         """Return the questions and permission requests, oldest first; `state=None` for all."""
-        found = await self._all((await self.links(agent)).interactions, Interaction)
+        found = await self._http.pages((await self.links(agent)).interactions, Interaction)
         return [one for one in found if state is None or one.state == state]
 
     async def resolve(self, agent: str, interaction: str, answers: Sequence[Mapping[str, Any]]) -> Interaction:
@@ -249,13 +245,18 @@ class Client:
         """Return `/api/v1/orgs/…/projects/…` of the oldest project that this key can see. ApiError 404 if none."""
         if self._project is None:
             for org in (await self._http.request("GET", "/api/v1/me", _Me)).orgs:
-                projects = await self._all(f"/api/v1/orgs/{org.id}/projects", _Named)
+                projects = await self._http.pages(f"/api/v1/orgs/{org.id}/projects", _Named)
                 if projects:
                     self._project = f"/api/v1/orgs/{org.id}/projects/{projects[-1].id}"
                     break
             else:
                 raise ApiError(404, "not_found", "this key can see no project")
         return self._project
+
+    @property
+    def machines(self) -> Machines:
+        """The machines of the project's organization."""
+        return Machines(self._http, self.project_path)
 
     async def links(self, agent: str) -> Links:
         """Return the agent's paths in the scoped API; asked of the server once per agent."""
@@ -264,16 +265,6 @@ class Client:
             found = (await self.status(agent)).links or _links(f"{await self.project_path()}/agents/{agent}")
             self._links[agent] = found
         return found
-
-    async def _all(self, path: str, kind: Any) -> list[Any]:
-        items: list[Any] = []
-        params = {"limit": "100"}
-        while True:
-            page = await self._http.request("GET", path, _Page, params=params)
-            items.extend(msgspec.convert(page.data, list[kind]))
-            if page.next_cursor is None:
-                return items
-            params["cursor"] = page.next_cursor
 
 
 def _links(base: str) -> Links:

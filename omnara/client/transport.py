@@ -26,6 +26,11 @@ _LARGE_BODY: Final = 512 * 1024
 CONNECT_TIMEOUT_S: Final = 5.0
 
 
+class _Page(msgspec.Struct):
+    data: list[Any]
+    next_cursor: str | None = None
+
+
 class Transport:
     """Sends requests to one server with one key. Close it with `close`; a session that was handed in stays open."""
 
@@ -103,6 +108,17 @@ class Transport:
                 if not retry or wait_s > deadline.remaining_s:
                     raise
                 await asyncio.sleep(wait_s)
+
+    async def pages(self, path: str, kind: Any, **filters: str) -> list[Any]:
+        """Return every item of a list, page after page, each converted to `kind`. Raises as `request` does."""
+        items: list[Any] = []
+        params = {"limit": "100", **filters}
+        while True:
+            page = await self.request("GET", path, _Page, params=params)
+            items.extend(msgspec.convert(page.data, list[kind]))
+            if page.next_cursor is None:
+                return items
+            params["cursor"] = page.next_cursor
 
     async def _once(
         self, method: str, url: str, headers: Mapping[str, str], data: bytes | None, params: Mapping[str, str] | None

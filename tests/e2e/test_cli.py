@@ -100,7 +100,7 @@ async def _timed(*arguments: str) -> float:
     "command",
     [
         "serve", "demo", "agents", "keys", "models", "migrate", "doctor", "mock-model", "settings", "agents launch",
-        "models probe", "chat",
+        "models probe", "chat", "machines", "machines connect", "machines tokens",
     ],
 )  # fmt: skip
 async def test_every_command_explains_itself_with_an_example(command: str) -> None:
@@ -251,6 +251,32 @@ async def test_refusals_are_told_apart(caller: dict[str, str]) -> None:
     assert (model.code, "model" in model.err) == (1, True)
     key = await omnara("agents", "list", environment=caller | {"OMNARA_API_KEY": "wrong"})
     assert (key.code, "OMNARA_API_KEY" in key.err) == (1, True)
+
+
+async def test_a_machine_from_connect_to_delete(caller: dict[str, str]) -> None:
+    made = (await omnara("machines", "connect", "laptop", "--json", environment=caller)).json()
+    machine = made["machine"]["id"]
+    assert made["token"].startswith("omnara_daemon_v1_")
+    assert len(made["project_grants"]) == 1
+    plain = await omnara("machines", "connect", "second", environment=caller)
+    assert plain.out.startswith("omnara_daemon_v1_"), plain.err
+    assert (len(plain.out.splitlines()), plain.err.splitlines()[0][:4]) == (1, "mch_")
+    listed = await omnara("machines", "list", environment=caller)
+    assert f"{machine}\tlaptop\toffline\tactive\tbyo" in listed.out
+    assert (await omnara("machines", "list", "--source", "pool", environment=caller)).out == "no machines\n"
+    spare = (await omnara("machines", "tokens", machine, "--new", "spare", "--json", environment=caller)).json()
+    revoke = spare["token_record"]["id"]
+    [revoked] = (await omnara("machines", "tokens", machine, "--revoke", revoke, "--json", environment=caller)).json()
+    assert revoked["revoked_at"] is not None
+    tokens = (await omnara("machines", "tokens", machine, "--json", environment=caller)).json()
+    assert [token["name"] for token in tokens] == ["spare", "laptop"]
+    both = await omnara("machines", "tokens", machine, "--new", "a", "--revoke", revoke, environment=caller)
+    assert both.code == 2
+    assert (await omnara("machines", "delete", machine, "--yes", environment=caller)).out == "deleted\n"
+    gone = await omnara("machines", "delete", machine, "--yes", environment=caller)
+    assert (gone.code, "not found" in gone.err) == (1, True)
+    elsewhere = await omnara("machines", "connect", "x", "--project", "proj_x", environment=caller)
+    assert elsewhere.code == 1
 
 
 async def test_keys_are_made_used_and_revoked(caller: dict[str, str]) -> None:

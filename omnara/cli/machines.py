@@ -1,0 +1,114 @@
+"""`omnara machines`: the machines that agents run commands on, over HTTP against a running server."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from omnara.cli.calling import with_client
+from omnara.cli.output import json_option, print_json, print_line, print_table
+from omnara.client import Client, ConnectedMachine, DaemonToken, Machine
+
+
+@click.group("machines")
+def command() -> None:
+    """Connect, list and delete the machines of the key's organization, on a running server.
+
+    Talks to the server at OMNARA_URL (default http://127.0.0.1:8080) with the key in OMNARA_API_KEY. MACHINE is an id,
+    as `connect` and `list` print it. What runs on the machine itself is `omnara daemon`.
+
+    \b
+    Examples:
+      omnara machines connect laptop
+      omnara machines list
+      omnara machines tokens mch_…
+      omnara machines delete mch_…
+    """
+
+
+@command.command("list")
+@click.option("--source", type=click.Choice(("byo", "pool")), help="Only those that people connect, or those of pools.")
+@json_option
+def list_machines(source: str | None, as_json: bool) -> None:
+    """List the machines that the key sees, newest first."""
+    machines: list[Machine] = with_client(lambda client: client.machines.all(source_kind=source))
+    if as_json:
+        print_json(machines)
+        return
+    rows = [
+        {
+            "id": machine.id,
+            "name": machine.display_name,
+            "connection": machine.connection_state,
+            "lifecycle": machine.lifecycle_state,
+            "provider": machine.provider,
+            "created_at": machine.created_at,
+        }
+        for machine in machines
+    ]
+    columns = ("id", "name", "connection", "lifecycle", "provider", "created_at")
+    print_table(columns, rows, empty="no machines")
+
+
+@command.command("connect")
+@click.argument("name")
+@click.option("--project", "projects", multiple=True, help="Project that may use it; may be repeated.")
+@json_option
+def connect(name: str, projects: tuple[str, ...], as_json: bool) -> None:
+    """Make a machine and print the token for its daemon. It cannot be shown again: only its hash is stored.
+
+    Without --project, the key's project may use it.
+
+    \b
+    Example:
+      omnara machines connect laptop --project proj_…
+    """
+    made: ConnectedMachine = with_client(lambda client: client.machines.connect(name, projects=projects or None))
+    if as_json:
+        print_json(made)
+        return
+    print_line(made.machine.id, err=True)
+    print_line("on the machine: OMNARA_MACHINE_TOKEN=… omnara daemon install --api-url URL-OF-THE-SERVER", err=True)
+    print_line(made.token)
+
+
+@command.command("tokens")
+@click.argument("machine")
+@click.option("--new", "name", metavar="NAME", help="Make another token with this name, and print it.")
+@click.option("--revoke", metavar="ID", help="Revoke this token; its daemon ends all commands and deletes its files.")
+@json_option
+def tokens(machine: str, name: str | None, revoke: str | None, as_json: bool) -> None:
+    """List the tokens with which a machine's daemon can join, make another, or revoke one.
+
+    \b
+    Examples:
+      omnara machines tokens mch_… --new spare
+      omnara machines tokens mch_… --revoke mdt_…
+    """
+    if name is not None and revoke is not None:
+        raise click.UsageError("--new and --revoke are two things to do")
+    if name is not None:
+        made = with_client(lambda client: client.machines.create_token(machine, name=name))
+        print_json(made) if as_json else print_line(made.token)
+        return
+
+    async def work(client: Client) -> list[DaemonToken]:
+        if revoke is not None:
+            return [await client.machines.revoke_token(machine, revoke)]
+        return await client.machines.tokens(machine)
+
+    found = with_client(work)
+    if as_json:
+        print_json(found)
+        return
+    rows = [msgspec.structs.asdict(token) for token in found]
+    print_table(("id", "name", "created_at", "last_used_at", "revoked_at"), rows, empty="no tokens")
+
+
+@command.command("delete")
+@click.argument("machine")
+@click.confirmation_option(prompt="End everything on this machine and delete it?")
+def delete(machine: str) -> None:
+    """End a machine that somebody connected: its daemon, its commands, its tokens."""
+    with_client(lambda client: client.machines.delete(machine))
+    click.echo("deleted")
