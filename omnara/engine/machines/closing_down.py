@@ -13,7 +13,7 @@ from uuid import UUID
 
 from omnara.access.principals import Principal
 from omnara.access.roles import OrgAction, ProjectAction, ProjectScope
-from omnara.db import daemon_tokens, machine_grants, machine_pools, machines, processes
+from omnara.db import daemon_tokens, machine_grants, machine_pools, machines, processes, provisioning
 from omnara.db.connection import Connection
 from omnara.db.daemon_tokens import DaemonTokenRow
 from omnara.engine.appending import Appending, wake_if_runnable
@@ -128,6 +128,17 @@ async def release_org(deps: Deps, org_id: UUID) -> None:
             await _end_alone(deps, org_id, machine_id, DECOMMISSIONED, pool=False)
         if not found:
             break
+
+
+async def end_pool_machine(connection: Connection, machine_id: UUID, reason: str, message: str = "") -> Told:
+    """End a locked machine of a pool and hand it to the provisioner; nothing when that was done already.
+
+    In the caller's transaction, which has locked no agent; the caller tells after its commit.
+    """
+    told = await _end(connection, machine_id, reason, pool=True)
+    if told.machines and message:
+        await provisioning.set_reason_message(connection, machine_id, message)
+    return told
 
 
 # --- parts ------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Engine:
     async def containers(self, labels: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return all containers with these labels, in whatever state, as the engine lists them."""
         wanted = [f"{name}={value}" for name, value in labels.items()]
-        fields = ("Id", "State", "Created", "Labels")
+        fields = ("Id", "State", "Labels")
         async with self.call() as docker:
             found = await docker.containers.list(all=True, filters=json.dumps({"label": wanted}))
         return [{field: container[field] for field in fields} for container in found]

@@ -8,10 +8,8 @@ so files and the records of commands survive a crash; it goes with the machine. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Final
 
-import msgspec
 from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 
@@ -27,6 +25,7 @@ from omnara.machines.docker.layout import (
     owner_of,
     route_guard_config,
 )
+from omnara.machines.providers.owned import Owned
 from omnara.machines.providers.protocol import (
     MachineSpec,
     ProviderUnavailable,
@@ -35,7 +34,7 @@ from omnara.machines.providers.protocol import (
     ResourceState,
 )
 
-__all__ = ["DockerProvider", "Owned"]
+__all__ = ["DockerProvider"]
 
 INSTALLATION: Final = "omnara.installation"
 MACHINE: Final = "omnara.machine"
@@ -52,16 +51,6 @@ _STATES: Final[Mapping[str, ResourceState]] = {
     "dead": "terminated",
 }
 CREATE_TRIES: Final = 4
-
-
-class Owned(msgspec.Struct, frozen=True):
-    """Something on the engine with our label: a container by its id, or a volume by its name."""
-
-    kind: str
-    resource_id: str
-    machine_id: str
-    state: ResourceState
-    created_at: float
 
 
 class DockerProvider:
@@ -155,10 +144,7 @@ class DockerProvider:
             raise ProviderUnavailable(f"the engine does not list: {error.message}") from error
         return [
             *(_owned_container(found) for found in containers if not _at_work(found)),
-            *(
-                Owned("volume", found["Name"], found["Labels"].get(MACHINE, ""), "running", _moment(found["CreatedAt"]))
-                for found in volumes
-            ),
+            *(Owned("volume", found["Name"], found["Labels"].get(MACHINE, ""), "running") for found in volumes),
         ]
 
     async def discard(self, thing: Owned) -> None:
@@ -281,13 +267,9 @@ def _owned(labels: Mapping[str, str] | None, machine: MachineSpec) -> bool:
 
 def _owned_container(found: Mapping[str, Any]) -> Owned:
     state = _STATES.get(found["State"], "unknown")
-    return Owned("container", found["Id"], found["Labels"].get(MACHINE, ""), state, float(found["Created"]))
+    return Owned("container", found["Id"], found["Labels"].get(MACHINE, ""), state)
 
 
 def _at_work(found: Mapping[str, Any]) -> bool:
     """True for a helper's container that runs: it removes itself."""
     return ROLE in found["Labels"] and found["State"] == "running"
-
-
-def _moment(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()

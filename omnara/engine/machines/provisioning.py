@@ -1,0 +1,179 @@
+"""A pool machine's place: claimed, made, replaced, given up or removed. The provider is called by others, outside.
+
+A claim is the machine's lifecycle version and a token; each ending names both, so whoever comes late changes nothing
+and is told. What a provider made is written down even when it failed after that.
+Source: machines.md §12, §13, §14 rows 21 to 24.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from omnara.db import provisioning as db
+from omnara.db import runtimes
+from omnara.db.connection import Connection
+from omnara.db.provisioning import PlacedMachine
+from omnara.engine.deps import Deps
+from omnara.engine.machines.closing_down import end_pool_machine
+from omnara.engine.machines.completing import Told
+from omnara.ids import IdKind, encode
+from omnara.machines.providers.protocol import MachineSpec, Resource
+
+__all__ = ["Times", "allocation_name", "claim_due", "completed", "failed", "replace", "spec_of"]
+
+FAILED: Final = "provision_failed"
+GAVE_UP: Final = "startup_or_daemon_bootstrap_failed"
+"""Source: machines.md §4 (timers)."""
+REPLACED: Final = "machine_replaced"
+MAX_MESSAGE: Final = 1000
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds, that tests shrink. Source: machines.md §12."""
+
+    claim_s: float = 180.0
+    retries_s: tuple[float, ...] = (10.0, 30.0, 90.0)
+    """After the first, second and third failed attempt; after the third the machine is given up instead."""
+    attempts: int = 3
+    removals_s: tuple[float, ...] = (60.0, 300.0, 1800.0, 86_400.0)
+    unavailable_s: float = 5.0
+    """How soon a place is asked again that could not be asked."""
+    wake_s: float = 120.0
+    look_s: float = 1.0
+    observe_s: float = 5.0
+    upkeep_s: float = 60.0
+    minute_s: float = 60.0
+    """The unit of `delete_after_idle_minutes`."""
+    stuck_s: float = 90.0
+    """A machine that runs and cannot be spoken to for so long is replaced."""
+
+
+def allocation_name(installation_id: UUID, machine_id: UUID) -> str:
+    """Return the name of a machine's place, the same for ever and in no other installation. Source: machines.md §12."""
+    hashed = uuid.uuid5(installation_id, machine_id.hex).bytes
+    return "omnara-mch-" + base64.b32encode(hashed).decode().rstrip("=").lower()
+
+
+def spec_of(installation_id: UUID, machine: PlacedMachine) -> MachineSpec:
+    """Return what a provider has to know. The machine's environment is not in it: each command brings its own."""
+    return MachineSpec(
+        machine_id=encode(IdKind.MACHINE, machine.id),
+        installation_id=str(installation_id),
+        allocation_name=allocation_name(installation_id, machine.id),
+        generation=max(1, machine.generation),
+        config=_object(machine.config),
+        options=_object(machine.options),
+        cpu=machine.cpu,
+        memory_mb=machine.memory_mb,
+        cwd=machine.cwd,
+    )
+
+
+async def claim_due(
+    deps: Deps, worker_id: UUID, reach: Sequence[tuple[str, str]], times: Times, limit: int
+) -> list[PlacedMachine]:
+    """Claim machines to make or to remove, in the places that this replica reaches. Raises Unavailable."""
+    async with deps.db.acquire() as connection:
+        token = secrets.randbits(63)
+        return await db.claim_due(connection, worker_id, token, reach, limit=limit, lease_s=times.claim_s)
+
+
+async def hold(deps: Deps, claimed: PlacedMachine, times: Times) -> bool:
+    """Keep a claim for another lease; False when it is not ours any more. Raises Unavailable."""
+    async with deps.db.acquire() as connection:
+        return await db.hold_claim(connection, claimed, times.claim_s)
+
+
+async def completed(deps: Deps, claimed: PlacedMachine, resource: Resource) -> bool:
+    """Make a machine active whose place was made, and say so; False when it went another way meanwhile.
+
+    Then what was made is to be removed: at once when the machine is deleted, else by its removal, which needs the claim
+    that is given back here. Own transaction. Raises Unavailable.
+    """
+
+    async def work(connection: Connection) -> bool:
+        metadata = msgspec.json.encode(dict(resource.details)).decode()
+        done = await db.activate(connection, claimed, resource.resource_id, resource.sandbox_url, metadata)
+        if not done:
+            await db.release(connection, claimed)
+        return done
+
+    done = await deps.db.run(work)
+    deps.hints.machines((claimed.id,))
+    return done
+
+
+async def failed(deps: Deps, claimed: PlacedMachine, message: str, resource: Resource | None, times: Times) -> None:
+    """Note that an attempt failed, with what it made; the last one gives the machine up, which ends what waits for it.
+
+    Own transaction. Raises Unavailable.
+    """
+
+    async def work(connection: Connection) -> Told:
+        if resource is not None:
+            await db.note_resource(connection, claimed, resource.resource_id, resource.sandbox_url)
+        retry_s = times.retries_s[min(claimed.provision_attempts, len(times.retries_s)) - 1]
+        if not await db.provision_failed(connection, claimed, FAILED, message[:MAX_MESSAGE], retry_s):
+            await db.release(connection, claimed)
+            return Told(machines={claimed.id})
+        if claimed.provision_attempts < times.attempts:
+            return Told()
+        return await end_pool_machine(connection, claimed.id, GAVE_UP, message[:MAX_MESSAGE])
+
+    (await deps.db.run(work)).tell(deps)
+
+
+async def put_off(deps: Deps, claimed: PlacedMachine, times: Times) -> None:
+    """Give a claim back because the place could not be asked: that was no attempt. Raises Unavailable."""
+
+    async def work(connection: Connection) -> None:
+        if not await db.put_off(connection, claimed, times.unavailable_s):
+            await db.release(connection, claimed)
+
+    await deps.db.run(work)
+
+
+async def removed(deps: Deps, claimed: PlacedMachine) -> bool:
+    """Note that nothing is left of a machine that was to be deleted. Raises Unavailable."""
+    async with deps.db.acquire() as connection:
+        return await db.removed(connection, claimed)
+
+
+async def removal_failed(deps: Deps, claimed: PlacedMachine, message: str, times: Times) -> None:
+    """Note that a machine could not be removed; it is tried again, for ever, ever more rarely. Raises Unavailable."""
+    wait_s = times.removals_s[min(max(1, claimed.delete_attempts), len(times.removals_s)) - 1]
+    async with deps.db.acquire() as connection:
+        await db.delete_failed(connection, claimed, message[:MAX_MESSAGE], wait_s)
+
+
+async def replace(deps: Deps, machine_id: UUID, generation: int, message: str) -> bool:
+    """Let a new place be made for an active machine that lost the one of `generation`; False when it was done already.
+
+    Its runtime ends, so what was granted is settled when the next driver registers, and what was not goes to the new
+    place. Own transaction. Raises Unavailable.
+    """
+
+    async def work(connection: Connection) -> bool:
+        if await db.lock_lifecycle(connection, machine_id) is None:
+            return False
+        if not await db.replace(connection, machine_id, generation, message[:MAX_MESSAGE]):
+            return False
+        await runtimes.end_active(connection, machine_id, REPLACED)
+        return True
+
+    done = await deps.db.run(work)
+    if done:
+        deps.hints.machines((machine_id,))
+    return done
+
+
+def _object(text: str) -> dict[str, Any]:
+    value: dict[str, Any] = msgspec.json.decode(text)
+    return value

@@ -1,0 +1,143 @@
+"""The places that this replica reaches, and what drivers and the provisioner need of them.
+
+A place is a provider together with the host it leads to: machines are bound to a host, since another replica's engine
+is another one. A place that cannot be asked is not reached, so nobody claims its machines in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from omnara import probes
+from omnara.clock import monotonic
+from omnara.db import provisioning as db
+from omnara.db.fleet import MachineClaim
+from omnara.db.provisioning import PlacedMachine
+from omnara.engine.deps import Deps
+from omnara.engine.machines import provisioning
+from omnara.engine.machines.installation import installation_id
+from omnara.engine.machines.provisioning import Times, spec_of
+from omnara.log import get_logger
+from omnara.machines.processes import Home, HomeLost
+from omnara.machines.providers.protocol import HomeProvider, MachineSpec, ProviderUnavailable
+
+__all__ = ["HostedProvider", "Reached"]
+
+log = get_logger(__name__)
+
+
+class HostedProvider(HomeProvider, Protocol):
+    """A provider whose machines are where it is: another replica may not reach them."""
+
+    async def host(self) -> str:
+        """Return what `Resource.host` says of its machines. Raises ProviderUnavailable."""
+        ...
+
+
+class Reached:
+    """`Places` over some providers. `worker_id` tells this process's identity at the moment."""
+
+    def __init__(
+        self, deps: Deps, providers: Sequence[HostedProvider], worker_id: Callable[[], UUID], times: Times
+    ) -> None:
+        self._deps = deps
+        self._providers: Mapping[str, HostedProvider] = {provider.name: provider for provider in providers}
+        self._worker_id = worker_id
+        self._times = times
+        self._hosts: dict[str, str] = {}
+        self._installation: UUID | None = None
+        self._silent_since: dict[UUID, float] = {}
+
+    def reach(self) -> Sequence[tuple[str, str]]:
+        """See `Places`."""
+        return tuple(self._hosts.items())
+
+    def provider(self, name: str) -> HostedProvider:
+        """Return a provider by the name that pools give. Raises LookupError."""
+        return self._providers[name]
+
+    async def refresh(self) -> bool:
+        """Ask the places that are not reached who they are; True when one answered that was not reached before."""
+        found = False
+        for name, provider in self._providers.items():
+            if name in self._hosts:
+                continue
+            try:
+                self._hosts[name] = await provider.host()
+                found = True
+            except ProviderUnavailable as error:
+                log.debug("a place for machines cannot be reached", provider=name, error=str(error))
+        return found
+
+    def lose(self, name: str) -> None:
+        """A place did not answer: it is asked who it is before anything else."""
+        self._hosts.pop(name, None)
+
+    async def installation(self) -> UUID:
+        """Return the installation's id; read once. Raises Unavailable."""
+        if self._installation is None:
+            self._installation = await installation_id(self._deps)
+        return self._installation
+
+    async def spec(self, machine: PlacedMachine) -> MachineSpec:
+        """Return what a machine's provider has to know. Raises Unavailable."""
+        return spec_of(await self.installation(), machine)
+
+    async def open_home(self, claim: MachineClaim) -> Home:
+        """See `Places`."""
+        machine = await self._claimed(claim)
+        if machine is None or machine.resource_id is None:
+            raise LookupError("the machine has moved on")
+        try:
+            return await self.provider(machine.provider).open_home(await self.spec(machine), machine.resource_id)
+        except ProviderUnavailable as error:
+            raise HomeLost(str(error)) from error
+
+    async def mend(self, claim: MachineClaim) -> bool:
+        """See `Places`. Only a container that is gone is replaced at once; one that is silent, after a while."""
+        machine = await self._claimed(claim)
+        if machine is None:
+            return True
+        provider = self.provider(machine.provider)
+        spec = await self.spec(machine)
+        state, _ = await provider.inspect(spec, machine.resource_id)
+        if state == "inactive" and machine.resource_id is not None:
+            await provider.wake(spec, machine.resource_id)
+            return False
+        if state != "terminated" and not self._stuck(machine.id, running=state == "running"):
+            return False
+        why = "its container ended" if state == "terminated" else "its container did not answer"
+        self._silent_since.pop(machine.id, None)
+        done = await provisioning.replace(
+            self._deps, machine.id, machine.generation,
+            f"{why} and was replaced; what ran in it is lost, its files in the agent's directory are there",
+        )  # fmt: skip
+        if done:
+            probes.hit("machine_replaced", machine_id=machine.id)
+            log.warning("a machine is replaced", machine_id=str(machine.id), generation=machine.generation, why=why)
+        return done
+
+    def _stuck(self, machine_id: UUID, *, running: bool) -> bool:
+        """True for a machine that runs and could not be spoken to for long, time after time."""
+        now = monotonic()
+        for other, since in list(self._silent_since.items()):
+            if now - since > self._times.stuck_s * 3:
+                del self._silent_since[other]
+        if not running:
+            return False
+        return now - self._silent_since.setdefault(machine_id, now) > self._times.stuck_s
+
+    async def _claimed(self, claim: MachineClaim) -> PlacedMachine | None:
+        async with self._deps.db.acquire() as connection:
+            machine = await db.machine_at(connection, claim.machine_id)
+        if machine is None or machine.lifecycle_state != "active":
+            return None
+        fence = (machine.claim_token, machine.generation)
+        return machine if fence == (claim.claim_token, claim.generation) else None
+
+    async def close(self) -> None:
+        """Let go of all places."""
+        await asyncio.gather(*(provider.close() for provider in self._providers.values()))
