@@ -12,7 +12,6 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from omnara.app.hints import HintService
 from omnara.clock import Deadline
 from omnara.db.fleet import MachineClaim
 from omnara.fleet.driver import Driver
@@ -61,15 +60,15 @@ class Folders:
 
 
 class Replica:
-    """A server in this test with a driver of its own."""
+    """A server in this test whose driver is given a place."""
 
     def __init__(self, server: ApiServer, folders: Folders) -> None:
         self.server = server
         parts = server.parts.services
-        hints = next(part for part in parts if isinstance(part, HintService))
         self.sessions = next(part for part in parts if isinstance(part, Sessions))
         self.identity: Identity = next(part for part in parts if part.name == "identity")._identity  # type: ignore[attr-defined]
-        self.driver = Driver(server.deps, hints.bus, self.sessions, folders, lambda: self.identity.worker_id)
+        self.driver = next(part for part in parts if isinstance(part, Driver))
+        self.driver._places = folders
 
     @property
     def worker_id(self) -> UUID:
@@ -80,13 +79,7 @@ class Replica:
 async def replica(database: str, folders: Folders) -> AsyncIterator[Replica]:
     async with api_server(database, **QUICK) as server:
         folders.sql = server.rows
-        made = Replica(server, folders)
-        made.identity.listen(made.driver)
-        await made.driver.start()
-        try:
-            yield made
-        finally:
-            await made.driver.stop()
+        yield Replica(server, folders)
 
 
 class Scene:
@@ -203,6 +196,8 @@ async def test_a_lost_claim_stops_the_driving_at_once(scene: Scene, database: st
     await scene.driven_by(scene.first)
     async with api_server(database, **QUICK) as second:
         other: Any = next(part for part in second.parts.services if part.name == "identity")
+        idle = next(part for part in second.parts.services if isinstance(part, Driver))
+        await idle.drain(Deadline(1))  # it would give back what it does not drive
         query = "update machines set worker_id = $2, claim_token = 1 where id = $1"
         await scene.rows(query, scene.machine.id, other._identity.worker_id)
         await until(lambda: len(scene.first.driver) == 0, "nothing is driven")
