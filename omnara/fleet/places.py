@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from omnara.db.fleet import MachineClaim
 from omnara.machines.processes import Home
 
-__all__ = ["Closable", "NoPlaces", "Places"]
+__all__ = ["DrivenHome", "NoPlaces", "Places"]
 
 
-@runtime_checkable
-class Closable(Protocol):
-    """A home that holds something open, which has to be closed by whoever opened it."""
+class DrivenHome(Home, Protocol):
+    """A home that somebody has opened and has to close."""
 
     async def close(self) -> None:
         """Let go of it. Commands go on."""
@@ -26,7 +25,7 @@ class Places(Protocol):
         """Return pairs of provider and host, as machines name them; an empty host for those that name none."""
         ...
 
-    async def open_home(self, claim: MachineClaim) -> Home:
+    async def open_home(self, claim: MachineClaim) -> DrivenHome:
         """Return the processes of a machine. Raises HomeLost when it cannot be reached now, LookupError when the claim
         or the machine has moved on."""
         ...
@@ -46,7 +45,7 @@ class NoPlaces:
         """Nothing."""
         return ()
 
-    async def open_home(self, claim: MachineClaim) -> Home:
+    async def open_home(self, claim: MachineClaim) -> DrivenHome:
         """Raises LookupError: nothing is claimed here."""
         raise LookupError("this replica reaches no place")
 
