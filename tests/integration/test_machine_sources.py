@@ -119,7 +119,8 @@ async def test_names_and_ids_mean_the_same_and_plain_configs_keep_their_hash(eng
         )
         hashes.append(made.config.row.definition_hash)
     assert hashes[0] == hashes[1]
-    for empty in ({}, {"machine_sources": []}, {"machine_sources": None}):
+    empties: list[dict[str, Any]] = [{}, {"machine_sources": []}, {"machine_sources": None}]
+    for empty in empties:
         made = await create_config(engine.deps, engine.p, engine.project, source(**empty), "json")
         assert "machine" not in made.config.row.definition
         hashes.append(made.config.row.definition_hash)
@@ -198,7 +199,7 @@ async def test_a_launch_attaches_and_asks_for_machines(engine: Engine) -> None:
     assert {row["machine_id"] for row in granted} == {row["machine_id"] for row in others}
 
 
-FULL: list[tuple[dict[str, int], dict[str, int]]] = [
+FULL: list[tuple[dict[str, Any], dict[str, int]]] = [
     ({}, {"initial_num_machines": 3, "max_machines": 3}),
     ({"max_total_machines": 1}, {"initial_num_machines": 2, "max_machines": 2}),
     ({"max_total_cpu": 3}, {"initial_num_machines": 2, "max_machines": 2}),

@@ -30,7 +30,7 @@ from tests.support.waiting import until
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """What the process does. `die_at`: the name of a point, or `sent` for the moment a save has left; `dies_on`: which
-    arrival there. `hold`: `model` or `tool`, which then waits until the file `go` exists.
+    arrival there. `hold`: `model` or `tool`, which then waits until the file `go` exists. `asks`: its model's one call.
     """
 
     dsn: str
@@ -41,6 +41,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     dies_on: int = 1
     hold: str = ""
     lease_s: float = 3.0
+    asks: tuple[str, dict[str, Any]] = ("count", {})
 
 
 def note(effects: Path) -> None:
@@ -65,7 +66,7 @@ class Process:
         """One tool call, then an answer."""
         if self._orders.hold == "model":
             await self._wait()
-        return ask(call, ("count", {})) if len(call.context.messages()) == 1 else say("done")
+        return ask(call, self._orders.asks) if len(call.context.messages()) == 1 else say("done")
 
     async def count(self, _call: ToolCallRequest) -> ToolResult:
         """The effect: one line in a file."""
