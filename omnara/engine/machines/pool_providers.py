@@ -6,6 +6,7 @@ What a provider takes is in its own modules; they are loaded when a pool first n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -24,8 +25,10 @@ def _docker(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
 
 
 def _local(config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    if config or options:
-        raise InvalidOptions("machines of the server's own host have no configuration and no options")
+    from omnara.machines.providers.local import LocalProvider
+
+    # Which replica will make the machine is not known, so what only some hosts can do is taken here.
+    LocalProvider(Path(), host="", confined="bubblewrap").validate(config, options)
 
 
 _CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], None]]] = {
