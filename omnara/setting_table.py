@@ -253,6 +253,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Machines of the provider `local`; `auto`: where commands can be confined, `unsafe`: everywhere",
         ),
     ] = "auto"
+    docker_host: Annotated[
+        str | None,
+        Spec(
+            "OMNARA_DOCKER_HOST",
+            "Engine of the provider `docker`, as `unix:///run/docker.sock` or `tcp://…`, or `off`; "
+            "default: where `docker` finds one",
+        ),
+    ] = None
     sandbox: Annotated[
         Literal["docker", "local", "off"],
         Spec("OMNARA_SANDBOX", "Provider of the machine that an agent without machines gets at its first command"),

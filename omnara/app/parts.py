@@ -9,7 +9,9 @@ from omnara.app.addresses import address_check, allow_list
 from omnara.app.hints import HintService
 from omnara.app.identity import IdentityService
 from omnara.app.listeners import Listener, api_limits
+from omnara.app.places import sites_of
 from omnara.app.pools import Pools
+from omnara.db.bus import LocalBus
 from omnara.db.connection import ConnectSettings
 from omnara.engine.artifacts_objects import open_objects
 from omnara.engine.artifacts_store import Blobs
@@ -18,9 +20,11 @@ from omnara.engine.catalog import ModelCatalog
 from omnara.engine.deps import Deps
 from omnara.engine.feed import Feed
 from omnara.engine.feed_remote import FeedLink
+from omnara.engine.machines.provisioning import Times
 from omnara.engine.plan import PlanSource
 from omnara.fleet.driver import Driver
-from omnara.fleet.places import NoPlaces
+from omnara.fleet.provisioner import Provisioner
+from omnara.fleet.reached import Reached
 from omnara.fleet.sessions import Sessions
 from omnara.fleet.sweeps import MachineSweep
 from omnara.maintenance import OrphanSweep, Upkeep
@@ -92,9 +96,7 @@ def build(
     sessions = Sessions(deps, hints.bus, lambda: identity.worker_id)
     services.append(sessions)
     if works:
-        driver = Driver(deps, hints.bus, sessions, NoPlaces(), lambda: identity.worker_id)
-        identity.listen(driver)
-        services.append(driver)
+        services += _fleet(deps, hints.bus, sessions, identity)
     if "worker" in settings.roles:
         files = AgentFiles(pools.api, deps.blobs)
         tools = ToolContext(extractor=Extractor(), allow=allow_list(settings), files=files)
@@ -104,6 +106,16 @@ def build(
     if "api" in settings.roles:
         services += _api(deps, sessions)
     return Parts(deps, tuple(services))
+
+
+def _fleet(deps: Deps, bus: LocalBus, sessions: Sessions, identity: Identity) -> list[Service]:
+    """The makers and drivers of pool machines, for the places that this process comes to reach."""
+    times = Times()
+    reached = Reached(deps, sites_of(deps.settings), lambda: identity.worker_id, times)
+    provisioner = Provisioner(deps, bus, reached, lambda: identity.worker_id, times)
+    driver = Driver(deps, bus, sessions, reached, lambda: identity.worker_id)
+    identity.listen(driver)
+    return [provisioner, driver]
 
 
 def _api(deps: Deps, sessions: Sessions) -> list[Service]:

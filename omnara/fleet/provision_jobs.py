@@ -13,9 +13,10 @@ from omnara.engine.deps import Deps
 from omnara.engine.machines import idle, provisioning
 from omnara.engine.machines.provisioning import Times
 from omnara.errors import Unavailable
-from omnara.fleet.reached import HostedProvider, Reached
+from omnara.fleet.reached import Reached
 from omnara.log import get_logger
 from omnara.machines.providers.protocol import (
+    HomeProvider,
     InvalidOptions,
     MachineSpec,
     ProviderUnavailable,
@@ -65,7 +66,7 @@ class Jobs:
         else:
             await self._made(provider, spec, claimed, resource)
 
-    async def _provision(self, provider: HostedProvider, spec: MachineSpec, claimed: PlacedMachine) -> Resource:
+    async def _provision(self, provider: HomeProvider, spec: MachineSpec, claimed: PlacedMachine) -> Resource:
         """Fetch what is needed, with all the time that takes, and make the place within the provider's limit."""
         async with self._held(claimed):
             await provider.prepare(spec)
@@ -78,7 +79,7 @@ class Jobs:
             raise ProvisionFailed(f"it was not made within {provider.provision_timeout_s:.0f} s") from error
 
     async def _made(
-        self, provider: HostedProvider, spec: MachineSpec, claimed: PlacedMachine, resource: Resource
+        self, provider: HomeProvider, spec: MachineSpec, claimed: PlacedMachine, resource: Resource
     ) -> None:
         if await provisioning.completed(self._deps, claimed, resource):
             probes.hit("machine_made", machine_id=claimed.id, generation=claimed.generation)

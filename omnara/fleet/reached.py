@@ -7,7 +7,7 @@ is another one. A place that cannot be asked is not reached, so nobody claims it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -24,30 +24,38 @@ from omnara.log import get_logger
 from omnara.machines.processes import Home, HomeLost
 from omnara.machines.providers.protocol import HomeProvider, MachineSpec, ProviderUnavailable
 
-__all__ = ["HostedProvider", "Reached"]
+__all__ = ["Reached", "Site"]
 
 log = get_logger(__name__)
 
 
-class HostedProvider(HomeProvider, Protocol):
-    """A provider whose machines are where it is: another replica may not reach them."""
+class Site(Protocol):
+    """A provider as this process may come to reach it: made when it is needed, asked who it is when it was lost."""
 
-    async def host(self) -> str:
-        """Return what `Resource.host` says of its machines. Raises ProviderUnavailable."""
+    @property
+    def name(self) -> str:
+        """What pools call the provider."""
         ...
+
+    async def open(self) -> tuple[HomeProvider, str]:
+        """Return the provider and what `Resource.host` says of its machines. Raises ProviderUnavailable."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the provider."""
 
 
 class Reached:
-    """`Places` over some providers. `worker_id` tells this process's identity at the moment."""
+    """`Places` over some sites. `worker_id` tells this process's identity at the moment."""
 
-    def __init__(
-        self, deps: Deps, providers: Sequence[HostedProvider], worker_id: Callable[[], UUID], times: Times
-    ) -> None:
+    def __init__(self, deps: Deps, sites: Sequence[Site], worker_id: Callable[[], UUID], times: Times) -> None:
         self._deps = deps
-        self._providers: Mapping[str, HostedProvider] = {provider.name: provider for provider in providers}
+        self._sites = tuple(sites)
         self._worker_id = worker_id
         self._times = times
+        self._providers: dict[str, HomeProvider] = {}
         self._hosts: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
         self._installation: UUID | None = None
         self._silent_since: dict[UUID, float] = {}
 
@@ -55,22 +63,31 @@ class Reached:
         """See `Places`."""
         return tuple(self._hosts.items())
 
-    def provider(self, name: str) -> HostedProvider:
-        """Return a provider by the name that pools give. Raises LookupError."""
+    def provider(self, name: str) -> HomeProvider:
+        """Return a provider by the name that pools give. Raises LookupError for one that was never reached."""
         return self._providers[name]
 
     async def refresh(self) -> bool:
-        """Ask the places that are not reached who they are; True when one answered that was not reached before."""
+        """Open the sites that are not reached; True when one is now."""
         found = False
-        for name, provider in self._providers.items():
-            if name in self._hosts:
+        for site in self._sites:
+            if site.name in self._hosts:
                 continue
             try:
-                self._hosts[name] = await provider.host()
-                found = True
+                self._providers[site.name], self._hosts[site.name] = await site.open()
             except ProviderUnavailable as error:
-                log.debug("a place for machines cannot be reached", provider=name, error=str(error))
+                self._tell(site.name, str(error))
+            else:
+                found = True
+                self._problems.pop(site.name, None)
+                log.info("machines can be made", provider=site.name, host=self._hosts[site.name])
         return found
+
+    def _tell(self, name: str, problem: str) -> None:
+        """Say once why a site is out of reach: most servers have no engine, and need none."""
+        if self._problems.get(name) != problem:
+            self._problems[name] = problem
+            log.info("no machines of a provider can be made here", provider=name, why=problem)
 
     def lose(self, name: str) -> None:
         """A place did not answer: it is asked who it is before anything else."""
@@ -140,4 +157,4 @@ class Reached:
 
     async def close(self) -> None:
         """Let go of all places."""
-        await asyncio.gather(*(provider.close() for provider in self._providers.values()))
+        await asyncio.gather(*(site.close() for site in self._sites))

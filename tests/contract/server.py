@@ -185,6 +185,9 @@ async def api_server(
     given: dict[str, Any] = {
         "listen": Address("127.0.0.1", 0),
         "roles": roles if roles is not None else frozenset({"api", "worker"}),
+        # Machines are made only for tests that say where.
+        "docker_host": "off",
+        "local_machines": "off",
         "anthropic_api_key": "sk-test-key-of-the-suite",
         "anthropic_base_url": "http://127.0.0.1:9" if model is None else model.url,
         "allowed_private_hosts": ("127.0.0.1",),

@@ -95,6 +95,8 @@ class ServerProcess:
                 "OMNARA_LISTEN": f"127.0.0.1:{self.ports[0]}",
                 "OMNARA_OPS_LISTEN": f"127.0.0.1:{self.ports[1]}",
                 "OMNARA_LOG_FORMAT": "json",
+                "OMNARA_DOCKER_HOST": "off",
+                "OMNARA_LOCAL_MACHINES": "off",
                 "OMNARA_TEST_PROBES": str(self.probes.path),
                 "PYTHONPATH": str(ROOT),
                 **environment,

@@ -1,6 +1,6 @@
 """One exec into a container, over which all requests for its processes go: a request costs two forks, not an exec.
 
-An exec costs about 50 ms, a request over this one about 3. Answers come on its standard output and news (`out`, `exit`,
+An exec costs about 50 ms, a request over this one about 3. Answers come on its standard output, news (`out`, `exit` and
 `act`) on its standard error, so that neither can break into the other. It may vanish at any moment, with the engine, the
 container or a command that kills what it finds: nothing is lost with it, and the next is opened when it is needed.
 Source: machines.md §13 (what was measured of exec).
