@@ -13,10 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from omnara.errors import ConfigurationError
+from omnara.setting_daemon import DAEMON_VARIABLES, DaemonSettings, read_daemon_settings
 from omnara.setting_table import SPECS, Settings
 from omnara.setting_types import Address, Role, Spec, default_text, parse
 
-__all__ = ["Address", "Role", "Settings", "Spec", "child_environment", "load", "markdown_table", "unknown_variables"]
+__all__ = [
+    "Address",
+    "DaemonSettings",
+    "Role",
+    "Settings",
+    "Spec",
+    "child_environment",
+    "load",
+    "load_daemon",
+    "markdown_table",
+    "unknown_variables",
+]
 
 _DEFAULTS: Final = Settings()
 _HEADER_KEYS: Final = frozenset({"anthropic_api_key", "openai_api_key", "api_key"})
@@ -56,6 +68,13 @@ def load(environ: Mapping[str, str] | None = None, *, overrides: Mapping[str, st
     if problems:
         raise ConfigurationError("; ".join(problems))
     return settings
+
+
+def load_daemon(
+    environ: Mapping[str, str] | None = None, *, overrides: Mapping[str, str] | None = None
+) -> DaemonSettings:
+    """Read the variables of `omnara daemon`, as `load` does for a server. Raises ConfigurationError."""
+    return read_daemon_settings({**(os.environ if environ is None else environ), **(overrides or {})})
 
 
 def _unreadable_urls(settings: Settings) -> Iterator[str]:
@@ -105,7 +124,7 @@ def _contradictions(settings: Settings) -> Iterator[str]:
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return a warning for each `OMNARA_` variable that is no setting, with the closest name that is one."""
     source = os.environ if environ is None else environ
-    known = [spec.env for _, _, spec in SPECS]
+    known = [*(spec.env for _, _, spec in SPECS), *DAEMON_VARIABLES]
     warnings: list[str] = []
     for name in sorted(source):
         if not name.startswith("OMNARA_") or name in known or name.startswith(_IGNORED_PREFIX):
