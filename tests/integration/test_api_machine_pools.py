@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from omnara.engine.emptying import empty_projects
 from omnara.ids import IdKind, decode, encode, new_uuid
 from tests.contract.server import api_server, invariants_hold
 from tests.integration.test_api_machines import Lab
@@ -319,6 +320,7 @@ async def test_machines_end_with_their_project_and_organization(lab: PoolLab) ->
 
     assert await left() == [1, 1, 1, 1, 1]
     await lab.ask("DELETE", f"{base}/projects/{project}", status=204)
+    await empty_projects(lab.server.deps)
     assert await left() == [0, 0, 1, 1, 1]
     assert (await lab.ask("GET", f"{base}/machines/{connected['machine']['id']}"))["lifecycle_state"] == "active"
     await lab.ask("DELETE", base, status=204)

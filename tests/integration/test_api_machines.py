@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from omnara.access import tokens
 from omnara.access.tokens import TokenKind
+from omnara.engine.emptying import empty_projects
 from omnara.engine.machines.identity import authenticate_daemon
 from omnara.errors import Unauthorized
 from omnara.ids import IdKind, decode, encode, new_uuid
@@ -186,7 +187,7 @@ async def test_what_is_shown_of_a_connection(lab: Lab) -> None:
     await lab.online(made["machine"]["id"], made["token_record"]["id"])
     assert await state() == ("online", None)
     for change, reason in (
-        ("disconnected_at = now()", "disconnected"),
+        ("session_id = null, disconnected_at = now()", "disconnected"),
         ("disconnected_at = null, lease_expires_at = now() - interval '1 s'", "lease_expired"),
         ("state = 'ended', ended_at = now(), state_reason_code = 'daemon_ended'", "daemon_ended"),
     ):
@@ -392,6 +393,7 @@ async def test_seeing_a_machine_is_not_enough_to_grant_it(lab: Lab) -> None:
     await lab.ask("PUT", f"{lab.org}/members/{me}/projects/{lab.server.project}", {"role": "admin"}, status=200)
     assert (await lab.post(there, body, key=key))["grant"]["project_id"] == second
     await lab.ask("DELETE", f"{lab.org}/projects/{second}", status=204)
+    await empty_projects(lab.server.deps)
     left = await lab.server.rows(
         "select 1 from machine_grants where project_id = $1 and deleted_at is null", decode(IdKind.PROJECT, second)
     )
