@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psutil
+import pytest
 import pytest_asyncio
 
 from omnara.ids import IdKind, encode
+from omnara.settings import child_environment
 from omnara.testing import say
 from tests.support.cluster import Cluster
 from tests.support.machines import TestMachine, bind, make_machine, queue_command, raw_daemon
-from tests.support.processes import ServerProcess
+from tests.support.processes import ROOT, ServerProcess
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.times import SHRUNK
 from tests.support.waiting import until
 
@@ -121,3 +128,144 @@ async def test_a_replica_that_is_told_to_stop(scene: Scene) -> None:
         public = await daemon.take(process_id)
         assert public == encode(IdKind.PROCESS, process_id)
         assert await scene.a.exited() == 0
+
+
+# --- with the real daemon -----------------------------------------------------------------------------------
+
+
+class DaemonProcess:
+    """`omnara daemon run` as a process of its own, with its files in a directory."""
+
+    def __init__(self, directory: Path, url: str, token: str) -> None:
+        self.home = directory / "home"
+        self.work = directory / "work"
+        self.work.mkdir(parents=True)
+        self.log = directory / "daemon.log"
+        self._environment = child_environment(
+            {
+                "OMNARA_API_URL": url,
+                "OMNARA_MACHINE_TOKEN": token,
+                "OMNARA_HOME": str(self.home),
+                "PYTHONPATH": str(ROOT),
+            }
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; again after it was killed."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "omnara", "daemon", "run"],
+                env=self._environment, cwd=self.work, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        code = self.process.wait(10)
+        self.process = None
+        return code
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def road(scene: Scene) -> AsyncIterator[TcpProxy]:
+    """The road from the daemon to a replica, which may be led to another one."""
+    proxy = TcpProxy("127.0.0.1", scene.a.ports[0])
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()
+
+
+def end_all_below(directory: Path) -> None:
+    """Kill what still runs with its working directory or its program's arguments below a directory."""
+    for process in psutil.process_iter(["cwd", "cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            places = [process.info["cwd"] or "", *(process.info["cmdline"] or [])]
+            if any(place.startswith(str(directory)) for place in places):
+                process.kill()
+
+
+@pytest.fixture
+def daemon(scene: Scene, road: TcpProxy, tmp_path: Path) -> Iterator[DaemonProcess]:
+    made = DaemonProcess(tmp_path / "machine", f"http://127.0.0.1:{road.port}", scene.machine.token)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.kill()
+        end_all_below(tmp_path / "machine")
+
+
+COUNTED = "echo begun >> log; while [ ! -e stop ]; do sleep 0.05; done; echo over >> log; echo the end"
+
+
+async def begun(scene: Scene, daemon: DaemonProcess) -> UUID:
+    """Queue a command that counts its runs, and wait until it runs."""
+    process_id = await scene.queue(COUNTED)
+
+    async def runs() -> bool:
+        return bool((await scene.process(process_id))["state"] == "running")
+
+    await until(runs, f"the command runs\n{daemon.log.read_text()[-2000:]}", limit_s=20)
+    return process_id
+
+
+async def ended(scene: Scene, daemon: DaemonProcess, process_id: UUID) -> Any:
+    """Let the command end, and wait until that is known."""
+    (daemon.work / "stop").touch()
+
+    async def over() -> bool:
+        return (await scene.process(process_id))["closed_at"] is not None
+
+    await until(over, f"its end is known\n{daemon.log.read_text()[-2000:]}", limit_s=40)
+    assert (daemon.work / "log").read_text() == "begun\nover\n"
+    row = await scene.process(process_id)
+    assert (row["state"], row["exit_code"]) == ("exited", 0)
+    return row
+
+
+async def test_the_replica_with_the_socket_is_killed(scene: Scene, road: TcpProxy, daemon: DaemonProcess) -> None:
+    process_id = await begun(scene, daemon)
+    road.lead_to("127.0.0.1", scene.b.ports[0])
+    scene.a.kill()
+    await ended(scene, daemon, process_id)
+    again = await scene.queue("true")
+
+    async def over() -> bool:
+        return bool((await scene.process(again))["state"] == "exited")
+
+    await until(over, "the machine works on", limit_s=20)
+    assert daemon.stop() == 0
+
+
+async def test_the_daemon_is_killed_while_its_command_runs(scene: Scene, daemon: DaemonProcess) -> None:
+    process_id = await begun(scene, daemon)
+    daemon.kill()
+    daemon.start()
+
+    async def online() -> bool:
+        return await scene.connection() == "online"
+
+    await until(online, "the daemon is back", limit_s=20)
+    await ended(scene, daemon, process_id)
+
+
+async def test_a_short_cut_of_the_line_is_not_seen(scene: Scene, road: TcpProxy, daemon: DaemonProcess) -> None:
+    """Nothing ends, nothing is told, and the end that came while the line was cut arrives."""
+    process_id = await begun(scene, daemon)
+    road.go_silent()
+    (daemon.work / "stop").touch()
+    await until(lambda: (daemon.work / "log").read_text().endswith("over\n"), "the command is over")
+    assert (await scene.process(process_id))["state"] == "running"
+    road.flow()
+    await ended(scene, daemon, process_id)

@@ -56,6 +56,10 @@ class TcpProxy:
         else:
             link.flowing.set()
 
+    def lead_to(self, host: str, port: int) -> None:
+        """Relay new connections to another address."""
+        self._target = (host, port)
+
     def cut(self) -> None:
         """Abort every connection."""
         for writer in list(self._writers):
