@@ -11,17 +11,17 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from omnara.machines.posix import environment, speech
 from omnara.machines.posix.keeper import files
-from omnara.machines.posix.keeper.output import PIECE_BYTES, PIECES
 from omnara.machines.posix.keeper.stdin import AFTER_THE_END, UNRECOVERABLE
 from omnara.machines.posix.keeper.talk import message
 from omnara.machines.posix.launcher import Launcher
 from omnara.machines.posix.store import Store, checked
+from omnara.machines.posix.terms import Limits, Sandbox, User
 from omnara.machines.processes import (
     ActionKind,
     ActionOutcome,
@@ -34,36 +34,12 @@ from omnara.machines.processes import (
     ProcessSpec,
 )
 
-__all__ = ["Limits", "PosixHome", "Sandbox", "User"]
+__all__ = ["PosixHome"]
 
 _COMMIT_S = 15.0
 """How long a keeper may take until it holds the execution bit; beyond that the computer is in trouble."""
 _LAUNCHES = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.2
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What tests shrink. Output is kept in `pieces` of `piece_bytes`; times in seconds. Source: machines.md §7."""
-
-    piece_bytes: int = PIECE_BYTES
-    pieces: int = PIECES
-    grace_s: float = 2.0
-    write_s: float = 10.0
-
-
-class User(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom commands run as. Only root can choose somebody else."""
-
-    uid: int
-    gid: int
-
-
-class Sandbox(Protocol):
-    """A view of the system that commands are confined to."""
-
-    async def enter(self) -> int:
-        """Return a process that lives in it, begun if need be. Raises HomeLost."""
-        ...
 
 
 class PosixHome:

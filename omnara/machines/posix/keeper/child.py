@@ -43,9 +43,14 @@ def start(launch: dict[str, Any], sandbox: dict[str, Any] | None) -> Started:
     """
     if launch.get("refusal"):
         raise NotStarted(launch["refusal"])
+    if sandbox is not None or launch.get("uid") is not None:
+        namespaces.hide()
     argv, script = _arguments(launch)
     entered = _open_sandbox(sandbox)
     theirs, started = _terminal() if launch["io_mode"] == "pty" else _pipes()
+    if launch.get("uid") is not None:
+        for fd in {*theirs}:  # so that /dev/stdout and /dev/tty can be opened by the command's user
+            os.fchown(fd, launch["uid"], -1)
     told, tell = os.pipe()
     tell = _high(tell)
     keeper = None if entered is not None else os.getpid()
@@ -137,6 +142,8 @@ def _become(
         _attach(theirs, script, terminal=launch["io_mode"] == "pty")
         if entered is not None:
             namespaces.enter_sandbox(entered)
+        if entered is not None or launch.get("uid") is not None:
+            namespaces.forbid_new_privileges()
         _change_user(launch)
         namespaces.die_with_parent(signal.SIGKILL)
         if keeper is not None and os.getppid() != keeper:

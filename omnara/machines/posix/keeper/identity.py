@@ -10,7 +10,7 @@ import os
 import signal
 from typing import NamedTuple
 
-__all__ = ["Member", "boot_id", "kill_left_over", "members", "signal_session", "start_time"]
+__all__ = ["Member", "boot_id", "kill_left_over", "members", "runs", "signal_session", "start_time"]
 
 
 class Member(NamedTuple):
@@ -42,6 +42,12 @@ def start_time(pid: int) -> str | None:
     """Return when a process began, in clock ticks since boot; None when there is none of that number."""
     fields = _stat(pid)
     return None if fields is None else fields[19]
+
+
+def runs(pid: int, start: object) -> bool:
+    """Tell whether the process that began then is still running, and no zombie."""
+    fields = _stat(pid)
+    return fields is not None and fields[19] == start and fields[0] not in "ZX"
 
 
 def members(session: int) -> list[Member]:

@@ -10,11 +10,18 @@ import fcntl
 import os
 import sys
 
-__all__ = ["adopt_orphans", "die_with_parent", "enter_pid_namespace", "enter_sandbox", "sandbox_descriptors"]
+__all__ = [
+    "adopt_orphans",
+    "die_with_parent",
+    "enter_pid_namespace",
+    "enter_sandbox",
+    "forbid_new_privileges",
+    "sandbox_descriptors",
+]
 
 _LINUX = sys.platform == "linux"
 _libc = ctypes.CDLL(None, use_errno=True)
-_SET_PDEATHSIG, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 36, 38
+_SET_PDEATHSIG, _SET_DUMPABLE, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _NS_GET_USERNS = 0xB701
 _NEWNS, _NEWUSER, _NEWPID = 0x00020000, 0x10000000, 0x20000000
 _OTHERS = {"ipc": 0x08000000, "uts": 0x04000000, "net": 0x40000000, "cgroup": 0x02000000}
@@ -33,6 +40,20 @@ def adopt_orphans() -> None:
 def die_with_parent(number: int) -> None:
     """Have the kernel send this signal when the parent dies (Linux). Forgotten at a change of user."""
     _prctl(_SET_PDEATHSIG, number)
+
+
+def hide() -> None:
+    """Let nobody of the same user look into this process, or into what it forks until that becomes another program.
+
+    A child on its way into a sandbox still has the keeper's memory, directories and namespaces open; those inside could
+    follow them out (Linux).
+    """
+    _prctl(_SET_DUMPABLE, 0)
+
+
+def forbid_new_privileges() -> None:
+    """Make programs that would give another user's rights not give them (Linux). For good, and for all children."""
+    _prctl(_SET_NO_NEW_PRIVS, 1)
 
 
 def _setns(fd: int, kind: int) -> None:
@@ -75,4 +96,3 @@ def enter_sandbox(descriptors: dict[str, int]) -> None:
     os.chroot(".")
     if inner is not None:
         _setns(inner, _NEWUSER)
-    _prctl(_SET_NO_NEW_PRIVS, 1)
