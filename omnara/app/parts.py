@@ -27,7 +27,7 @@ from omnara.fleet.provisioner import Provisioner
 from omnara.fleet.reached import Reached
 from omnara.fleet.sessions import Sessions
 from omnara.fleet.sweeps import MachineSweep
-from omnara.maintenance import OrphanSweep, Upkeep
+from omnara.maintenance import Emptying, OrphanSweep, Upkeep
 from omnara.metrics import Metrics
 from omnara.providers.gateway import ModelGateway
 from omnara.service import Service
@@ -90,7 +90,7 @@ def build(
         identity.listen(hints)
         orphans = OrphanSweep(deps)
         identity.listen(orphans)
-        services.append(orphans)
+        services += [orphans, Emptying(deps)]
     if "maintenance" in settings.roles:
         services += [Upkeep(deps, database), MachineSweep(deps)]
     sessions = Sessions(deps, hints.bus, lambda: identity.worker_id)

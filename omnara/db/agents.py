@@ -100,6 +100,12 @@ async def locate_agent(connection: Connection, agent_id: UUID) -> AgentRef | Non
     return None if row is None else AgentRef(*row)
 
 
+async def locate_open_agent(connection: Connection, agent_id: UUID) -> AgentRef | None:
+    """Return where an agent belongs, archived or not; None also when its project is deleted."""
+    row = await connection.fetchrow(_SQL["locate_open_agent"], agent_id)
+    return None if row is None else AgentRef(*row)
+
+
 async def find_agent_by_key(connection: Connection, project_id: UUID, key: str) -> AgentRow | None:
     """Return the agent that was launched with an Idempotency-Key."""
     row = await connection.fetchrow(_SQL["find_agent_by_key"], project_id, key)
@@ -116,7 +122,7 @@ async def insert_agent(
     config_id: UUID,
     key: str | None,
 ) -> bool:
-    """Insert an agent and its hot row; False when `key` is already used, with nothing written."""
+    """Insert an agent and its hot row; False, with nothing written, when `key` is used or the project deleted."""
     row = await connection.fetchrow(_SQL["insert_agent"], agent_id, org_id, project_id, name, config_id, key)
     if row is None:
         return False

@@ -19,14 +19,13 @@ from omnara.db.sqlfiles import Queries
 
 _SQL = Queries("orgs")
 
+_PROJECT_HIDING: Final = ("drop_project_members", "drop_project_keys", "mark_project_deleted")
 _PROJECT_TEARDOWN: Final = (
     "drop_project_model_grants",
     "drop_project_secret_grants",
     "destroy_project_secrets",
     "mark_project_secrets_deleted",
-    "drop_project_members",
-    "drop_project_keys",
-    "mark_project_deleted",
+    "mark_project_empty",
 )
 _ORG_TEARDOWN: Final = (
     "revoke_org_keys",
@@ -177,9 +176,25 @@ async def lock_project(connection: Connection, org_id: UUID, project_id: UUID) -
     return await connection.fetchval(_SQL["lock_project"], org_id, project_id) is not None
 
 
-async def active_agents(connection: Connection, project_id: UUID, limit: int) -> list[UUID]:
-    """Return up to `limit` agents of a project that are not archived."""
-    return [row[0] for row in await connection.fetch(_SQL["active_agents"], project_id, limit)]
+async def active_agents(
+    connection: Connection, project_id: UUID, limit: int, after: tuple[datetime, UUID] | None = None
+) -> list[tuple[datetime, UUID]]:
+    """Return (time, id) of up to `limit` agents of a project that are not archived, newest first, after such a pair."""
+    time, last_id = after or (None, None)
+    rows = await connection.fetch(_SQL["active_agents"], project_id, limit, time, last_id)
+    return [(row["created_at"], row["id"]) for row in rows]
+
+
+async def emptying_projects(connection: Connection, org_id: UUID | None = None) -> list[tuple[UUID, UUID]]:
+    """Return (project, organization) of up to 100 deleted projects that are being emptied, oldest first; of one
+    organization or of all.
+    """
+    return [(row["id"], row["org_id"]) for row in await connection.fetch(_SQL["emptying_projects"], org_id)]
+
+
+async def lock_emptying_project(connection: Connection, project_id: UUID) -> bool:
+    """Lock a deleted project until the transaction ends; False when there is nothing left of it."""
+    return await connection.fetchval(_SQL["lock_emptying_project"], project_id) is not None
 
 
 async def active_projects(connection: Connection, org_id: UUID) -> list[UUID]:
@@ -187,8 +202,14 @@ async def active_projects(connection: Connection, org_id: UUID) -> list[UUID]:
     return [row[0] for row in await connection.fetch(_SQL["active_projects"], org_id)]
 
 
+async def hide_project(connection: Connection, project_id: UUID) -> None:
+    """Delete a locked project for everybody; its agents and what they use are still there."""
+    for statement in _PROJECT_HIDING:
+        await connection.execute(_SQL[statement], project_id)
+
+
 async def tear_down_project(connection: Connection, project_id: UUID) -> None:
-    """Hide a locked project and all that is its own; its secrets' values are destroyed."""
+    """Remove what a locked, hidden project without active agents still has; its secrets' values are destroyed."""
     for statement in _PROJECT_TEARDOWN:
         await connection.execute(_SQL[statement], project_id)
 

@@ -28,7 +28,7 @@ from omnara.engine.deps import Deps, announce
 from omnara.engine.inputs import RANK_STRIDE, encode_blocks
 from omnara.engine.machines.bindings import add_at_launch
 from omnara.engine.scope import project_in_scope
-from omnara.errors import InvalidRequest
+from omnara.errors import InvalidRequest, NotFound
 from omnara.ids import new_uuid
 
 DEFAULT_NAME: Final = "Agent"
@@ -118,7 +118,8 @@ async def launch(
 ) -> Launched:
     """Write a new agent in the caller's transaction, or return the one that took the key meanwhile.
 
-    Raises InvalidRequest when the project may no longer use a machine source, Conflict when a pool has no room.
+    Keeps the project from being deleted until the transaction ends. Raises NotFound when it was, InvalidRequest when it
+    may no longer use a machine source, Conflict when a pool has no room.
     """
     agent_id = new_uuid()
     inserted = await agents.insert_agent(
@@ -131,10 +132,10 @@ async def launch(
         key=new.key,
     )
     if not inserted:
-        assert new.key is not None, "only a key can be taken"
-        agent = await agents.find_agent_by_key(connection, project.project_id, new.key)
-        assert agent is not None, "agents are never deleted"
-        return Launched(False, agent)
+        found = None if new.key is None else await agents.find_agent_by_key(connection, project.project_id, new.key)
+        if found is None:
+            raise NotFound("project")  # it was deleted
+        return Launched(False, found)
     actor_id = await actor_for(connection, p, project, None)
     appending = await Appending.lock(connection, agent_id)
     await add_config_change(connection, appending, config.row.id, actor_id=actor_id, key=None, opens_turn=True)

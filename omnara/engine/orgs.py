@@ -21,17 +21,19 @@ from omnara.db.connection import Connection
 from omnara.db.orgs import MemberRow, OrgRow
 from omnara.engine.bootstrap import PROJECT_NAME
 from omnara.engine.deps import Deps
+from omnara.engine.emptying import empty_projects
 from omnara.engine.machines.closing_down import release_org
 from omnara.engine.naming import checked_name
-from omnara.engine.projects import delete_project_of
+from omnara.engine.projects import hide_project
 from omnara.engine.reads import Page, TimeKey
 from omnara.engine.scope import org_in_scope
-from omnara.errors import Conflict, Forbidden, IdempotencyKeyConflict, InvalidRequest, NotFound
+from omnara.errors import Conflict, Forbidden, IdempotencyKeyConflict, InvalidRequest, NotFound, Unavailable
 from omnara.ids import new_uuid
 
 MAX_ORGS: Final = 1000
 """Per user. Source: api.md §8 (resource caps)."""
 
+RETRY_AFTER_S: Final = 5.0
 
 OVERVIEW_PROJECTS: Final = 200
 OVERVIEW_AGENTS: Final = 5
@@ -120,7 +122,9 @@ async def delete_org(deps: Deps, p: Principal, org_id: UUID) -> None:
         async with deps.db.acquire() as connection:
             projects = await orgs.active_projects(connection, org_id)
         for project_id in projects:
-            await delete_project_of(deps, org_id, project_id)
+            await hide_project(deps, org_id, project_id)
+        if not await empty_projects(deps, org_id):
+            raise Unavailable("some agents could not be archived; send the request again", retry_after_s=RETRY_AFTER_S)
         await release_org(deps, org_id)
         if await deps.db.run(lambda connection: _finish(connection, org_id)):
             return

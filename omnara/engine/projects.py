@@ -1,4 +1,4 @@
-"""Projects: made by managers of an organization, deleted with their agents stopped.
+"""Projects: made by managers of an organization; deleted at once, and emptied afterwards.
 
 Source: api.md §3 (the creator becomes the project's admin), §8 (keys and names), contract (deleteProject).
 """
@@ -11,13 +11,11 @@ from uuid import UUID
 import msgspec
 
 from omnara.access.principals import Principal, PrincipalKind
-from omnara.access.roles import OrgAction, ProjectScope
+from omnara.access.roles import OrgAction
 from omnara.db import orgs
 from omnara.db.accounts import ProjectRow
 from omnara.db.connection import Connection
 from omnara.engine.deps import Deps
-from omnara.engine.lifecycle import archive_for_good
-from omnara.engine.machines.closing_down import release_project
 from omnara.engine.naming import checked_name
 from omnara.engine.scope import org_in_scope
 from omnara.errors import Conflict, IdempotencyKeyConflict, NotFound
@@ -25,8 +23,6 @@ from omnara.ids import new_uuid
 
 MAX_PROJECTS: Final = 1000
 """Per organization. Source: api.md §8 (resource caps)."""
-
-_BATCH: Final = 100
 
 
 class CreatedProject(msgspec.Struct, frozen=True):
@@ -64,38 +60,24 @@ async def create_project(deps: Deps, p: Principal, org_id: UUID, name: str, key:
 
 
 async def delete_project(deps: Deps, p: Principal, org_id: UUID, project_id: UUID) -> None:
-    """Archive a project's agents and take its machines, then hide it with all that is its own.
+    """Delete a project for everybody, at once. Own transaction, whatever the number of its agents.
 
-    Several transactions; may be repeated. Raises NotFound, Forbidden.
+    From its commit on nobody gets in, and nothing is launched or said in it: a launch under way is either before it or
+    refused. Its agents are archived afterwards (`engine.emptying`). Raises NotFound, Forbidden.
     """
     org_in_scope(p, org_id, OrgAction.MANAGE)
-    await delete_project_of(deps, org_id, project_id)
+    await hide_project(deps, org_id, project_id)
 
 
-async def delete_project_of(deps: Deps, org_id: UUID, project_id: UUID) -> None:
+async def hide_project(deps: Deps, org_id: UUID, project_id: UUID) -> None:
     """Do what `delete_project` does, for a caller whose right to it is known. Raises NotFound."""
-    async with deps.db.acquire() as connection:
-        if await orgs.project_of_org(connection, org_id, project_id) is None:
+
+    async def work(connection: Connection) -> None:
+        if not await orgs.lock_project(connection, org_id, project_id):
             raise NotFound("project")
-    while True:
-        async with deps.db.acquire() as connection:
-            agents = await orgs.active_agents(connection, project_id, _BATCH)
-        for agent_id in agents:
-            await archive_for_good(deps, agent_id)
-        if not agents:
-            await release_project(deps, ProjectScope(org_id, project_id))
-        if not agents and await deps.db.run(lambda connection: _finish(connection, org_id, project_id)):
-            return
+        await orgs.hide_project(connection, project_id)
 
-
-async def _finish(connection: Connection, org_id: UUID, project_id: UUID) -> bool:
-    """Hide the project unless an agent was launched meanwhile; the lock keeps further launches waiting."""
-    if not await orgs.lock_project(connection, org_id, project_id):
-        raise NotFound("project")
-    if await orgs.active_agents(connection, project_id, 1):
-        return False
-    await orgs.tear_down_project(connection, project_id)
-    return True
+    await deps.db.run(work)
 
 
 async def _replayed(connection: Connection, org_id: UUID, name: str, key: str) -> CreatedProject | None:

@@ -28,9 +28,10 @@ class AgentPath(msgspec.Struct, frozen=True):
 async def locate(connection: Connection, p: Principal, path: AgentPath, action: ProjectAction) -> AgentRef:
     """Return where the agent belongs if the caller may do `action` to it. One look-up by key; takes no lock.
 
-    Raises NotFound (also when the path's organization or project is not the agent's) and Forbidden.
+    Raises NotFound (also when the path's organization or project is not the agent's, and from the commit on that
+    deletes its project, whatever the caller is remembered to be) and Forbidden.
     """
-    agent = await agents.locate_agent(connection, path.agent_id)
+    agent = await agents.locate_open_agent(connection, path.agent_id)
     _check(p, path, agent, action)
     assert agent is not None, "_check raised"
     return agent

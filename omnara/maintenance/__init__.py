@@ -1,6 +1,7 @@
-"""What must happen whether or not anybody asks: releasing orphaned claims, vacuum, gauges."""
+"""What must happen whether or not anybody asks: releasing orphaned claims, emptying, vacuum, gauges."""
 
+from omnara.maintenance.emptying import Emptying
 from omnara.maintenance.orphans import OrphanSweep
 from omnara.maintenance.upkeep import Upkeep
 
-__all__ = ["OrphanSweep", "Upkeep"]
+__all__ = ["Emptying", "OrphanSweep", "Upkeep"]

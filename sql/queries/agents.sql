@@ -12,6 +12,11 @@ where a.id = $1;
 -- Where an agent belongs: all that a permission check needs. Index: agents_pkey.
 select id, org_id, project_id, current_config_id from agents where id = $1;
 
+-- name: locate_open_agent
+-- The same, unless its project is deleted. Index: agents_pkey, projects_pkey.
+select a.id, a.org_id, a.project_id, a.current_config_id
+from agents a join projects p on p.id = a.project_id and p.deleted_at is null where a.id = $1;
+
 -- name: find_agent_by_key
 -- The agent that an Idempotency-Key launched. Index: agents_project_id_idempotency_key_key.
 select a.id, a.org_id, a.project_id, a.name, a.current_config_id, a.created_at, a.updated_at, a.archived_at,
@@ -23,9 +28,11 @@ join model_provider_configs p on p.id = m.provider_config_id
 where a.project_id = $1 and a.idempotency_key = $2;
 
 -- name: insert_agent
--- A new agent; no row when its key is taken (waits for the other transaction first). Index: unique key of agents.
+-- A new agent; no row when its key is taken (waits for the other transaction first), or when its project is deleted, also
+-- by a transaction that it waited for. Index: unique key of agents, projects_pkey.
 insert into agents (id, org_id, project_id, name, current_config_id, idempotency_key)
-values ($1, $2, $3, $4, $5, $6)
+select $1::uuid, $2::uuid, p.id, $4::text, $5::uuid, $6::text
+from (select id from projects where id = $3 and deleted_at is null for key share) p
 on conflict (project_id, idempotency_key) do nothing
 returning id, created_at;
 

@@ -106,12 +106,27 @@ where m.org_id = $1 and m.deleted_at is null order by m.created_at, m.id;
 select id from projects where id = $2 and org_id = $1 and deleted_at is null for update;
 
 -- name: active_agents
--- Some agents of a project that are not archived. Index: agents_newest.
-select id from agents where project_id = $1 and archived_at is null order by created_at desc, id desc limit $2;
+-- Some agents of a project that are not archived, after a (time, id) key. Index: agents_newest.
+select id, created_at from agents
+where project_id = $1 and archived_at is null and ($3::timestamptz is null or (created_at, id) < ($3, $4::uuid))
+order by created_at desc, id desc limit $2;
 
 -- name: mark_project_deleted
--- Hide a project for good. Index: projects_pkey.
-update projects set deleted_at = statement_timestamp(), updated_at = statement_timestamp() where id = $1;
+-- Hide a project for good; its agents are archived afterwards. Index: projects_pkey.
+update projects set deleted_at = statement_timestamp(), updated_at = statement_timestamp(), emptying = true where id = $1;
+
+-- name: emptying_projects
+-- Deleted projects whose agents may not all be archived, oldest first; of one organization ($1) or of all.
+-- Index: projects_emptying.
+select id, org_id from projects where emptying and ($1::uuid is null or org_id = $1) order by deleted_at limit 100;
+
+-- name: lock_emptying_project
+-- Lock a deleted project that is being emptied. Index: projects_pkey.
+select id from projects where id = $1 and emptying for update;
+
+-- name: mark_project_empty
+-- Nothing is left of a deleted project. Index: projects_pkey.
+update projects set emptying = false where id = $1;
 
 -- name: drop_project_model_grants
 -- Take its models from a project. Index: unique key of grants.

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from omnara.engine.emptying import empty_projects
 from omnara.ids import IdKind, decode, encode, new_uuid
 from tests.contract.server import ApiServer, api_server, invariants_hold
 from tests.support.postgres import PostgresForTests
@@ -133,6 +134,7 @@ async def test_deleting_stops_every_agent(server: ApiServer) -> None:
     finally:
         server.project = before
     assert (await server.call("DELETE", f"{path}/{project}")).status == 204
+    assert await empty_projects(server.deps), "as a process with a worker does within seconds"
     ids = [decode(IdKind.AGENT, agent.rsplit("/", 1)[1]) for agent in agents]
     gates = await server.rows("select gate from agent_sched where agent_id = any($1::uuid[])", ids)
     assert [row["gate"] for row in gates] == ["archived"] * 3

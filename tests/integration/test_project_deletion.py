@@ -1,0 +1,157 @@
+"""Deleting a project with many agents: gone at once for everybody, emptied afterwards, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+import pytest_asyncio
+
+from omnara import probes
+from omnara.domain.content import TextBlock
+from omnara.engine import emptying, launch, lifecycle
+from omnara.engine.inputs import create_input
+from omnara.engine.projects import delete_project
+from omnara.engine.scope import AgentPath
+from omnara.errors import NotFound
+from tests.support.engine_case import Engine, open_engine
+from tests.support.postgres import PostgresForTests
+
+AGENTS = 300
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def doomed(postgres: PostgresForTests) -> AsyncIterator[Engine]:
+    """A project of its own with some hundred agents, two of them with work."""
+    async with postgres.fresh() as dsn, open_engine(dsn) as engine:
+        path = await engine.agent("waits")
+        await engine.agent("waits, too")
+        await engine.fetch(
+            """with made as (
+                 insert into agents (id, org_id, project_id, name, current_config_id)
+                 select gen_random_uuid(), org_id, project_id, 'one of many', current_config_id
+                 from agents, generate_series(1, $2) where id = $1 returning id, project_id, current_config_id),
+               turns as (insert into turns (agent_id, turn_sequence, id, first_sequence)
+                         select id, 1, id, 1 from made),
+               log as (insert into events (agent_id, sequence, id, kind, turn_id, turn_sequence, is_opening,
+                                           is_semantic, payload)
+                       select m.id, 1, gen_random_uuid(), e.kind, m.id, 1, true, true, e.payload
+                       from made m, events e where e.agent_id = $1 and e.sequence = 1)
+               insert into agent_sched (agent_id, project_id, config_id, next_sequence, turn_id, turn_sequence)
+               select id, project_id, current_config_id, 2, id, 1 from made""",
+            path.agent_id,
+            AGENTS,
+        )
+        yield engine
+        assert await engine.broken_invariants() == {}
+
+
+async def left(engine: Engine) -> int:
+    """How many agents of the project are not archived."""
+    rows = await engine.fetch(
+        """select count(*) from agents a join agent_sched s on s.agent_id = a.id
+           where a.project_id = $1 and (a.archived_at is null or s.gate <> 'archived')""",
+        engine.project.project_id,
+    )
+    return int(rows[0][0])
+
+
+async def delete(engine: Engine) -> None:
+    await delete_project(engine.deps, engine.p, engine.project.org_id, engine.project.project_id)
+
+
+async def test_the_project_is_gone_at_once_and_its_agents_soon(doomed: Engine) -> None:
+    agents = [row[0] for row in await doomed.fetch("select id from agents order by created_at limit 2")]
+    config = await doomed.config()
+    await delete(doomed)
+    assert await left(doomed) == AGENTS + 2, "no request waits for the agents"
+    # The caller is remembered for a moment with its old rights: they count for nothing any more.
+    with pytest.raises(NotFound):
+        await launch.launch_agent(doomed.deps, doomed.p, doomed.project, config, key="new")
+    with pytest.raises(NotFound):
+        await create_input(doomed.deps, doomed.p, AgentPath(agents[0]), [TextBlock("still there?")])
+    with pytest.raises(NotFound):
+        await lifecycle.pause(doomed.deps, doomed.p, AgentPath(agents[0]))
+    with pytest.raises(NotFound):
+        await delete(doomed)
+    members = "select count(*) from project_members where project_id = $1"
+    assert (await doomed.fetch(members, doomed.project.project_id))[0][0] == 0
+    assert await emptying.empty_projects(doomed.deps)
+    assert await left(doomed) == 0
+    waiting = await doomed.fetch("select 1 from inputs where agent_id = any($1) and state = 'received'", agents)
+    assert waiting == []
+    [row] = await doomed.fetch("select emptying from projects where id = $1", doomed.project.project_id)
+    assert not row["emptying"]
+    assert await emptying.empty_projects(doomed.deps), "nothing is left to do"
+
+
+async def test_a_launch_is_before_the_deletion_or_refused(doomed: Engine) -> None:
+    """Launchers at full speed: what they were told was launched is archived in the end, and nothing else is there."""
+    config = await doomed.config()
+    launched: list[UUID] = []
+    some = asyncio.Event()
+    refused = 0
+
+    async def launching() -> None:
+        nonlocal refused
+        while not refused:
+            try:
+                made = await launch.launch_agent(doomed.deps, doomed.p, doomed.project, config, message="go")
+            except NotFound:
+                refused += 1
+                return
+            launched.append(made.agent.id)
+            if len(launched) == 20:
+                some.set()
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for _ in range(6):
+            group.create_task(launching())
+        await some.wait()
+        await delete(doomed)
+        at_deletion = await left(doomed)
+    assert refused
+    assert await left(doomed) == at_deletion == AGENTS + 2 + len(launched)
+    assert await emptying.empty_projects(doomed.deps)
+    assert await left(doomed) == 0
+
+
+async def test_whoever_comes_next_goes_on(doomed: Engine) -> None:
+    """Cut off in the middle, more than once, and with two at a time."""
+    await delete(doomed)
+    before = await left(doomed)
+    for _ in range(3):
+        with probes.expect("project_agent_archived") as archived:
+            task = asyncio.create_task(emptying.empty_projects(doomed.deps))
+            await archived.wait(20, within_s=20)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        now = await left(doomed)
+        assert 0 < now < before
+        before = now
+    done = await asyncio.gather(*(emptying.empty_projects(doomed.deps) for _ in range(2)))
+    assert True in done
+    assert await left(doomed) == 0
+
+
+async def test_one_agent_that_cannot_be_archived_keeps_no_other(
+    doomed: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [row] = await doomed.fetch("select id from agents order by created_at offset 100 limit 1")
+    real = emptying.archive_for_good
+
+    async def archive(deps: Any, agent_id: UUID) -> None:
+        if agent_id == row["id"]:
+            raise LookupError("damaged")
+        await real(deps, agent_id)
+
+    monkeypatch.setattr(emptying, "archive_for_good", archive)
+    await delete(doomed)
+    assert not await emptying.empty_projects(doomed.deps)
+    assert await left(doomed) == 1
+    monkeypatch.undo()
+    assert await emptying.empty_projects(doomed.deps)
+    assert await left(doomed) == 0
