@@ -20,6 +20,7 @@ from omnara.engine.catalog import ModelCatalog
 from omnara.engine.deps import Deps
 from omnara.engine.feed import Feed
 from omnara.engine.feed_remote import FeedLink
+from omnara.engine.machines.files import AgentMachineFiles
 from omnara.engine.machines.provisioning import Times
 from omnara.engine.plan import PlanSource
 from omnara.fleet.driver import Driver
@@ -99,7 +100,12 @@ def build(
         services += _fleet(deps, hints.bus, sessions, identity)
     if "worker" in settings.roles:
         files = AgentFiles(pools.api, deps.blobs)
-        tools = ToolContext(extractor=Extractor(), allow=allow_list(settings), files=files)
+        tools = ToolContext(
+            extractor=Extractor(),
+            allow=allow_list(settings),
+            files=files,
+            machine_files=AgentMachineFiles(deps),
+        )
         worker = Worker(deps, database, identity, hints.bus, pools.session, PlanSource(deps.models), tools)
         identity.listen(worker)
         services.append(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -108,9 +109,10 @@ async def active_processes(connection: Connection, agent_id: UUID, limit: int) -
 
 async def insert_action(
     connection: Connection, action_id: UUID, process_id: UUID, call_id: UUID | None, kind: str, payload: str
-) -> None:
-    """Queue an action after those before it. The process is locked, or there is one writer. `payload` is JSON text."""
-    await connection.execute(_SQL["insert_action"], action_id, process_id, call_id, kind, payload)
+) -> bool:
+    """Queue an action after those before it. `payload` is JSON text. False when the process is over, but for reads."""
+    row = await connection.fetchrow(_SQL["insert_action"], action_id, process_id, call_id, kind, payload)
+    return row is not None
 
 
 async def is_attached(connection: Connection, binding_id: UUID) -> bool:
@@ -125,12 +127,19 @@ async def internal_process(connection: Connection, process_id: UUID) -> tuple[st
     return None if row is None else (row[0], row[1], row[2], row[3])
 
 
-async def internal_action(connection: Connection, action_id: UUID) -> tuple[str, str, str | None] | None:
-    """Return state, reason and result (JSON text) of an action of such a process."""
-    row = await connection.fetchrow(_SQL["internal_action"], action_id)
-    return None if row is None else (row[0], row[1], row[2])
+async def internal_actions(
+    connection: Connection, process_id: UUID, action_ids: Sequence[UUID]
+) -> list[tuple[UUID, str, str, str | None]]:
+    """Return id, state, reason and result (JSON text) of actions of such a process, in their order."""
+    rows = await connection.fetch(_SQL["internal_actions"], process_id, list(action_ids))
+    return [(row[0], row[1], row[2], row[3]) for row in rows]
 
 
-async def forget_actions(connection: Connection, process_id: UUID, before: int) -> None:
-    """Remove the closed actions of such a process whose number is below `before`."""
-    await connection.execute(_SQL["forget_actions"], process_id, before)
+async def forget_actions(connection: Connection, process_id: UUID) -> None:
+    """Remove the closed actions of such a process, with the pieces of a file that they hold."""
+    await connection.execute(_SQL["forget_actions"], process_id)
+
+
+async def end_internal(connection: Connection, process_id: UUID, reason: str) -> None:
+    """End such a process, or have its machine end it. Without effect when it is over."""
+    await connection.execute(_SQL["end_internal"], process_id, reason)

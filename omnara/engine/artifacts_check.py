@@ -23,6 +23,7 @@ MEDIA_TYPES: Final = frozenset(
 )
 """Types of files that may be sent. Source: api.md §13."""
 
+_TEXTS: Final = {"md": "text/markdown", "csv": "text/csv", "tsv": "text/tab-separated-values"}
 _PDF_HEAD: Final = 1024
 # Start-of-frame markers of JPEG: all of C0 to CF but the tables (C4, C8, CC).
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -63,6 +64,19 @@ def check_file(media_type: str, data: bytes) -> Size | Unfit | None:
         good = data.startswith(b"PK\x03\x04") and b"[Content_Types].xml" in data and _ZIP_FOLDERS[media_type] in data
         return None if good else Unfit("it is not an office document of this type")
     return None if _is_text(data) else Unfit("it is not text in UTF-8")
+
+
+def media_type_of(name: str, data: bytes) -> str | None:
+    """Return the type of a file that came without one, or None when it is of none that is accepted."""
+    found = _picture(data)
+    if found is not None:
+        return f"image/{found[0]}"
+    if data.startswith(b"%PDF-"):
+        return "application/pdf"
+    for media_type in _ZIP_FOLDERS:
+        if check_file(media_type, data) is None:
+            return media_type
+    return _TEXTS.get(name.rpartition(".")[2].lower(), "text/plain") if _is_text(data) else None
 
 
 def _is_text(data: bytes) -> bool:

@@ -34,13 +34,16 @@ where p.agent_id = $1 and p.state in ('queued', 'starting', 'running') and p.pur
 order by p.created_at desc, p.id desc limit $2;
 
 -- name: insert_action
--- Queue an action of a locked process, after those before it.
+-- Queue an action of a process, after those before it; no row when the process is over and it is no read.
+-- Index: processes_pkey.
 with n as (
-  update processes set next_action_seq = next_action_seq + 1 where id = $2 returning next_action_seq - 1 as seq, agent_id,
-    machine_id
+  update processes set next_action_seq = next_action_seq + 1
+  where id = $2 and ($4 = 'read' or state in ('queued', 'starting', 'running'))
+  returning next_action_seq - 1 as seq, agent_id, machine_id
 )
 insert into process_actions (id, agent_id, process_id, machine_id, tool_call_id, seq, kind, payload)
-select $1, n.agent_id, $2, n.machine_id, $3, n.seq, $4, $5::json from n;
+select $1, n.agent_id, $2, n.machine_id, $3, n.seq, $4, $5::json from n
+returning seq;
 
 -- name: process_machine
 -- The binding of the machine on which a process runs, attached or not. Index: agent_machine_bindings_pkey.
@@ -50,10 +53,19 @@ select state from agent_machine_bindings where id = $1;
 -- How a process of this server's own stands. Index: processes_pkey.
 select state, exit_code, reason_code, reason_message from processes where id = $1;
 
--- name: internal_action
--- How an action of such a process stands, with its result. Index: process_actions_pkey.
-select state, reason_code, result from process_actions where id = $1;
+-- name: internal_actions
+-- How actions of such a process stand, with their results, in order. Index: unique key of process_actions.
+select id, state, reason_code, result from process_actions where process_id = $1 and id = any($2::uuid[]) order by seq;
 
 -- name: forget_actions
--- Remove closed actions of such a process: they hold pieces of a file. Index: unique key of process_actions.
-delete from process_actions where process_id = $1 and seq < $2 and state in ('applied', 'failed', 'unknown');
+-- Remove the closed actions of such a process: they hold pieces of a file. Index: unique key of process_actions.
+delete from process_actions where process_id = $1 and state in ('applied', 'failed', 'unknown');
+
+-- name: end_internal
+-- End such a process: one that waits never runs, one that was granted is to be ended by its machine. Index: processes_pkey.
+update processes set
+  state = case when state = 'queued' then 'failed' else state end,
+  reason_code = case when state = 'queued' then $2 else reason_code end,
+  closed_at = case when state = 'queued' then clock_timestamp() end,
+  terminate_requested = case when state = 'queued' then null else coalesce(terminate_requested, $2) end
+where id = $1 and state in ('queued', 'starting', 'running');

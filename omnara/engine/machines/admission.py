@@ -59,7 +59,8 @@ def new_ref() -> str:
 async def add_pool_machine(connection: Connection, owner: Owner, source: PoolSource, key: str = "") -> Made:
     """Admit one machine of a locked pool and attach it to the agent, in the caller's transaction.
 
-    `key` says where it comes from when that is no source of the agent's config. Raises MachineCapacity and PoolUnavailable; the transaction must then end, or nothing of this have been written.
+    `key` says where it comes from when that is no source of the agent's config. Raises MachineCapacity and
+    PoolUnavailable; nothing is written then.
     """
     pool_id = decode(IdKind.MACHINE_POOL, source.pool_id)
     pool = await bindings.locked_pool(connection, pool_id, owner.project_id, owner.agent_id)
