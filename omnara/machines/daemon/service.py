@@ -64,7 +64,8 @@ class Service(msgspec.Struct, frozen=True):
     def write(self, command: list[str], home: Path) -> None:
         """Write the unit for a daemon with its files below `home`. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        line = " ".join(_quoted(word) for word in command)
+        # Only in a command line a dollar means something.
+        line = " ".join(_quoted(word).replace("$", "$$") for word in command)
         self.unit.write_text(_TEXT.format(command=line, home=_quoted(f"OMNARA_HOME={home}")), encoding="utf-8")
 
     def start(self) -> None:
@@ -97,5 +98,5 @@ class Service(msgspec.Struct, frozen=True):
 
 def _quoted(word: str) -> str:
     """A word for a unit file: specifiers and quotes would mean something there."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
