@@ -59,6 +59,9 @@ class _Over(Exception):
 class Session:
     """One channel. `run` returns when it is over, however it ended; `wake` and `close` may be called at any time.
 
+    `turns` bounds how many channels of the process use the database at once: they wait here for as long as it takes,
+    and not in the pool, whose patience is that of a request.
+
     `silence_s`: how long the other side may say nothing. `coarse_s`: not None for a machine that this process drives;
     its beats only show that its tasks are alive, and whoever drives it extends the leases of all its machines at once.
     """
@@ -68,6 +71,7 @@ class Session:
         deps: Deps,
         link: Link[FromServer, FromDaemon],
         channel: Channel,
+        turns: asyncio.Semaphore,
         *,
         silence_s: float | None = None,
         coarse_s: float | None = None,
@@ -75,6 +79,7 @@ class Session:
         self.channel = channel
         self._deps = deps
         self._link = link
+        self._turns = turns
         self._silence_s = silence_s
         self._coarse_s = coarse_s
         self._wanted = asyncio.Event()
@@ -147,36 +152,33 @@ class Session:
                 assert_never(frame)
 
     async def _beat(self, frame: Heartbeat) -> None:
-        """Extend the lease and acknowledge; also while the database is away, or the machine would take us for dead."""
-        settings = self._deps.settings
-        next_ms = max(1, round(settings.machine_heartbeat_s * 1000))
-        if self._coarse_s is not None:
-            next_ms = round(self._coarse_s * 1000)
-        else:
-            try:
-                instance_id = UUID(frame.daemon_instance_id)
-            except ValueError:
-                instance_id = UUID(int=0)
-            if instance_id.int == 0:
-                await self._link.send(ErrorFrame(error_code=VALIDATION, error="daemon_instance_id is no UUID"))
-                raise _Over
-            try:
-                beat = await runtimes.beat(
-                    self._deps,
-                    self.channel.runtime_id,
-                    self.channel.session_id,
-                    instance_id,
-                    frame.observed_platform,
-                )
-            except Unavailable as error:
-                log.warning("a heartbeat could not be written", error=str(error))
-            else:
-                if isinstance(beat, runtimes.RuntimeEnded):
-                    raise _Over(beat.code)
-                next_ms = beat
+        """Acknowledge a beat, and say again what is to end."""
+        next_ms = round(self._coarse_s * 1000) if self._coarse_s is not None else await self._beaten(frame)
         await self._link.send(HeartbeatAck(next_heartbeat_after_ms=next_ms))
         self._sent.terminations.clear()
         self.wake()
+
+    async def _beaten(self, frame: Heartbeat) -> int:
+        """Extend the lease; return the milliseconds until the next beat, also while the database is away.
+
+        A machine whose beats are not acknowledged would take this server for dead.
+        """
+        channel = self.channel
+        instance_id = _uuid(frame.daemon_instance_id)
+        if instance_id is None:
+            await self._link.send(ErrorFrame(error_code=VALIDATION, error="daemon_instance_id is no UUID"))
+            raise _Over
+        try:
+            async with self._turns:
+                beat = await runtimes.beat(
+                    self._deps, channel.runtime_id, channel.session_id, instance_id, frame.observed_platform
+                )
+        except Unavailable as error:
+            log.warning("a heartbeat could not be written", error=str(error))
+            return max(1, round(self._deps.settings.machine_heartbeat_s * 1000))
+        if isinstance(beat, runtimes.RuntimeEnded):
+            raise _Over(beat.code)
+        return beat
 
     async def _accept_process(self, frame: ProcessAccept) -> None:
         process_id = await self._known(IdKind.PROCESS, frame.process_id)
@@ -184,7 +186,8 @@ class Session:
             return
         channel = self.channel
         try:
-            answer = await accept.accept_process(self._deps, channel.runtime_id, channel.session_id, process_id)
+            async with self._turns:
+                answer = await accept.accept_process(self._deps, channel.runtime_id, channel.session_id, process_id)
         except Unavailable as error:
             # Whether the grant was written is not known here. The next registration finds out, and starts it if it was.
             log.warning("a grant could not be written; the machine has to connect again", error=str(error))
@@ -204,9 +207,10 @@ class Session:
             return
         channel = self.channel
         try:
-            answer = await accept.accept_action(
-                self._deps, channel.runtime_id, channel.session_id, process_id, action_id
-            )
+            async with self._turns:
+                answer = await accept.accept_action(
+                    self._deps, channel.runtime_id, channel.session_id, process_id, action_id
+                )
         except Unavailable as error:
             log.warning("an action could not be granted; the machine has to connect again", error=str(error))
             raise _Over(close=TRY_AGAIN) from error
@@ -227,7 +231,8 @@ class Session:
 
     async def _report(self, frame: Report) -> None:
         try:
-            ack = await reports.apply(self._deps, self.channel.runtime_id, frame)
+            async with self._turns:
+                ack = await reports.apply(self._deps, self.channel.runtime_id, frame)
         except Unavailable as error:
             log.warning("a report could not be written", error=str(error))
             ack = ReportAck(
@@ -261,7 +266,8 @@ class Session:
 
     async def _offer(self) -> None:
         channel, now = self.channel, monotonic()
-        found = await offers.pending(self._deps, channel.runtime_id, channel.session_id, self._sent.skip(now))
+        async with self._turns:
+            found = await offers.pending(self._deps, channel.runtime_id, channel.session_id, self._sent.skip(now))
         if isinstance(found, runtimes.RuntimeEnded):
             raise _Over(found.code)
         for process in found.processes:
@@ -277,3 +283,12 @@ class Session:
 
 def _unavailable(code: str, process_id: str, action_id: str = "") -> ErrorFrame:
     return ErrorFrame(error_code=code, error="no longer available", process_id=process_id, process_action_id=action_id)
+
+
+def _uuid(text: str) -> UUID | None:
+    """Return the UUID that is written there; None for the zero one, too, which names nothing."""
+    try:
+        found = UUID(text)
+    except ValueError:
+        return None
+    return found if found.int else None

@@ -51,6 +51,7 @@ class Sessions:
         self._worker_id = worker_id
         self._open: dict[str, Session] = {}  # by the text of the machine's id, as hints have it
         self._tasks = Tasks()
+        self._turns = asyncio.Semaphore(max(1, deps.db.size - 1))
         self._closing = False
 
     def __len__(self) -> int:
@@ -82,7 +83,7 @@ class Sessions:
         coarse_s: float | None = None,
     ) -> None:
         """Serve a channel until it is over; an older one of the same machine in this process is closed first."""
-        session = Session(self._deps, link, channel, silence_s=silence_s, coarse_s=coarse_s)
+        session = Session(self._deps, link, channel, self._turns, silence_s=silence_s, coarse_s=coarse_s)
         key = str(channel.machine_id)
         displaced = self._open.get(key)
         self._open[key] = session

@@ -26,7 +26,6 @@ REQUIRES: Final = (
     "aiohttp>=3.12,<4",
     "click>=8.1",
     "msgspec>=0.19",
-    "prometheus-client>=0.21",
     "structlog>=24.4",
     "uvloop>=0.21; sys_platform != 'win32'",
 )
