@@ -19,7 +19,7 @@ from omnara.engine.deps import Deps
 from omnara.engine.machines import register
 from omnara.engine.machines.register import NewRuntime
 from omnara.errors import Gone, Unavailable
-from omnara.fleet.places import Places
+from omnara.fleet.places import Closable, Places
 from omnara.fleet.sessions import Sessions
 from omnara.ids import new_uuid
 from omnara.log import get_logger
@@ -77,7 +77,8 @@ class Drive:
                 try:
                     await self._serve(home, backoff)
                 finally:
-                    await home.close()
+                    if isinstance(home, Closable):
+                        await home.close()
             except HomeLost as error:
                 log.warning("a machine cannot be reached", machine_id=str(self.claim.machine_id), error=str(error))
                 if await self._mended():

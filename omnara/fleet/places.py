@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from omnara.db.fleet import MachineClaim
 from omnara.machines.processes import Home
 
-__all__ = ["DrivenHome", "NoPlaces", "Places"]
+__all__ = ["Closable", "Places"]
 
 
-class DrivenHome(Home, Protocol):
-    """A home that somebody has opened and has to close."""
+@runtime_checkable
+class Closable(Protocol):
+    """A home that holds something open, which has to be closed by whoever opened it."""
 
     async def close(self) -> None:
         """Let go of it. Commands go on."""
@@ -25,7 +26,7 @@ class Places(Protocol):
         """Return pairs of provider and host, as machines name them; an empty host for those that name none."""
         ...
 
-    async def open_home(self, claim: MachineClaim) -> DrivenHome:
+    async def open_home(self, claim: MachineClaim) -> Home:
         """Return the processes of a machine. Raises HomeLost when it cannot be reached now, LookupError when the claim
         or the machine has moved on."""
         ...
@@ -36,19 +37,3 @@ class Places(Protocol):
         Raises what keeps it from that; the same may succeed later.
         """
         ...
-
-
-class NoPlaces:
-    """A replica that reaches no place: it drives nothing, and still sees to what dead workers have left."""
-
-    def reach(self) -> Sequence[tuple[str, str]]:
-        """Nothing."""
-        return ()
-
-    async def open_home(self, claim: MachineClaim) -> DrivenHome:
-        """Raises LookupError: nothing is claimed here."""
-        raise LookupError("this replica reaches no place")
-
-    async def mend(self, claim: MachineClaim) -> bool:
-        """There is nothing to mend."""
-        return False
