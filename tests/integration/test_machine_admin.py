@@ -5,6 +5,7 @@ Source: machines.md §4 (revoking a grant), §8 (deletion, revoked tokens), §14
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -178,6 +179,37 @@ async def test_an_agent_is_told_that_its_machine_was_taken_away(server: ApiServe
         assert (result["outcome"], bool(value["error"])) == ("failed", True), value
         assert events[-1]["content_blocks"] == [{"type": "text", "text": "I see."}]
         await daemon.socket.close()
+
+
+async def test_a_machine_is_deleted_while_commands_come_in(server: ApiServer) -> None:
+    """Eight agents ask for three commands each, and nobody takes them: all get an answer, nothing is left behind."""
+    body = {"display_name": "crowded", "project_ids": [server.project]}
+    made = (await server.call("POST", f"/api/v1/orgs/{server.org}/machines/connect", body)).json
+    machine_id = decode(IdKind.MACHINE, made["machine"]["id"])
+    ask = Answer(blocks=tuple(Call("run_command", {"command": f"make {n}"}) for n in range(3)))
+    source = f"{CONFIG}{SOURCES}crowded\n"
+    config = await server.config(source)
+
+    async def launch() -> str:
+        answer = await server.call(
+            "POST", f"{server.scope}/agents", {"config": config, "message": embed(ask, ask, say("Enough."))}
+        )
+        assert answer.status == 201, answer.text
+        return f"{server.scope}/agents/{answer.json['agent']['id']}"
+
+    agents = await asyncio.gather(*(launch() for _ in range(8)))
+
+    async def some_wait() -> bool:
+        return bool(await server.rows("select 1 from processes where machine_id = $1", machine_id))
+
+    await until(some_wait, "commands are queued")
+    await done(server, "DELETE", f"/api/v1/orgs/{server.org}/machines/{made['machine']['id']}")
+    for agent in agents:
+        await server.settled(agent)
+        events = (await server.get(f"{agent}/events"))["data"]
+        assert events[-1]["content_blocks"] == [{"type": "text", "text": "Enough."}]
+        assert sum(event["event_kind"] == "tool_result" for event in events) == 6
+    assert await server.rows("select 1 from processes where machine_id = $1 and closed_at is null", machine_id) == []
 
 
 async def test_what_is_queued_for_nobody_waits_for_a_daemon(server: ApiServer) -> None:
