@@ -240,6 +240,23 @@ async def test_an_agent_without_machines_gets_one_at_its_first_command(database:
         assert [row[0] for row in states] == ["deleting", "provisioning", "provisioning"]
 
 
+async def test_a_sandbox_that_is_being_deleted_gets_a_successor(database: str) -> None:
+    async with engine_on(database, turns([RUN], [])) as engine:
+        [agent] = await engine.add_agents(tools={"run_command": "always_allow"})
+        [replica] = await engine.start()
+        await engine.say(agent)
+        await until_call(engine, agent, "run_command", "waiting")
+        await engine.until_idle(agent)
+        await engine.sql.execute("update machines set lifecycle_state = 'deleting', lifecycle_version = 2")
+        await stop(engine, replica.deps, agent, "cancel")
+        engine.script = turns([], [RUN])
+        await engine.say(agent)
+        await engine.until_idle(agent)
+        rows = await processes(engine, agent)
+        assert [row["state"] for row in rows] == ["failed", "queued"]
+        assert rows[0]["machine_id"] != rows[1]["machine_id"]
+
+
 async def test_machines_are_made_and_given_up_by_tools(database: str) -> None:
     batch = turns(
         [("create_machine", {}), ("create_machine", {"pool": "pool"}), ("create_machine", {})],

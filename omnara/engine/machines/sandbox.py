@@ -6,6 +6,7 @@ features.md (sandbox).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
@@ -13,9 +14,11 @@ import msgspec
 
 from omnara.db import agents, bindings
 from omnara.db.agents import AgentRef
+from omnara.db.bindings import BoundMachine
 from omnara.domain.config import PoolSource
 from omnara.engine.machines.admission import MachineCapacity, Owner, PoolUnavailable, add_pool_machine
 from omnara.engine.machines.sources import SANDBOX
+from omnara.engine.machines.targets import usable
 from omnara.engine.tool_tx import Ahead, Transaction
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.tools.protocol import ToolResult, failed
@@ -33,12 +36,17 @@ class SandboxPool(msgspec.Struct, frozen=True):
     agent: AgentRef
 
 
+def needs_one(machines: Sequence[BoundMachine]) -> bool:
+    """Whether an agent has nothing to run a command on, at most a sandbox that is being deleted."""
+    return not any(usable(machine) or machine.source_key != SANDBOX for machine in machines)
+
+
 async def lock_pool(ahead: Ahead) -> SandboxPool | None:
     """Make sure of the pool, and lock it, if the agent may need it; before the agent is locked."""
     provider = ahead.deps.settings.sandbox
     if provider == "off":
         return None
-    if await bindings.bound_machines(ahead.connection, ahead.agent_id):
+    if not needs_one(await bindings.bound_machines(ahead.connection, ahead.agent_id)):
         return None
     agent = await agents.locate_agent(ahead.connection, ahead.agent_id)
     assert agent is not None, "agents are never deleted"
@@ -66,7 +74,8 @@ async def add(tx: Transaction) -> ToolResult | None:
     """Give the agent its sandbox; a result says why there is none."""
     locked: SandboxPool = tx.ahead
     owner = Owner(locked.agent.org_id, locked.agent.project_id, locked.agent.id)
-    source = PoolSource(pool_id=encode(IdKind.MACHINE_POOL, locked.pool_id))
+    # One that is being deleted still counts.
+    source = PoolSource(pool_id=encode(IdKind.MACHINE_POOL, locked.pool_id), max_machines=MAX_SANDBOXES)
     try:
         await add_pool_machine(tx.connection, owner, source, SANDBOX)
     except (MachineCapacity, PoolUnavailable) as error:

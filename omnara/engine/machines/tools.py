@@ -48,7 +48,7 @@ async def run_command(tx: Transaction) -> Outcome:
             f"The command is longer than {MAX_COMMAND_BYTES} bytes. Put it into a file and run that.", MALFORMED
         )
     machines = await bindings.bound_machines(tx.connection, tx.agent_id)
-    if not machines and tx.ahead is not None:
+    if tx.ahead is not None and sandbox.needs_one(machines):
         made = await sandbox.add(tx)
         if isinstance(made, ToolResult):
             return made
