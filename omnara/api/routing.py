@@ -21,6 +21,7 @@ from omnara.api import body, params
 from omnara.api.body import BODY_LIMIT
 from omnara.api.context import CONTEXT, ApiContext
 from omnara.api.large_bodies import Held
+from omnara.db.fair_share import work_for
 from omnara.errors import Forbidden, ValidationFailed
 from omnara.ids import IdKind
 
@@ -100,6 +101,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 def endpoint(route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """Return the aiohttp handler of a route. Raises OmnaraError for every refused request."""
     decoder = msgspec.json.Decoder(route.body) if route.body is not None else None
+    agent = next((name for name, kind in route.path_ids.items() if kind is IdKind.AGENT), None)
 
     async def handle(request: web.Request) -> web.StreamResponse:
         body.check_declared_size(request, route.body_limit)
@@ -107,7 +109,8 @@ def endpoint(route: Route) -> Callable[[web.Request], Awaitable[web.StreamRespon
             call = await _checked(request, route, decoder, held)
             if can_call(call.principal, route.caller) is Decision.DENIED:
                 raise Forbidden
-            return await route.handler(call)
+            with work_for(None if agent is None else call.ids[agent]):
+                return await route.handler(call)
 
     return handle
 

@@ -11,9 +11,11 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeVar, cast
+from uuid import UUID
 
 import asyncpg
 
+from omnara.clock import monotonic
 from omnara.db.connection import Connection, ConnectSettings, ConnKind, connect
 from omnara.db.failures import (
     CONNECT_ERRORS,
@@ -23,6 +25,7 @@ from omnara.db.failures import (
     is_retryable,
     is_unavailability,
 )
+from omnara.db.fair_share import FairShare, agent_in_work
 
 T = TypeVar("T")
 
@@ -47,6 +50,7 @@ class ApiPool:
         self._settings = settings
         self._size = size
         self._acquire_timeout_s = acquire_timeout_s
+        self._fair_share = FairShare(max(1, size // 2))
         self._holding: set[asyncio.Task[Any]] = set()
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
 
@@ -86,17 +90,38 @@ class ApiPool:
     async def acquire(self) -> AsyncIterator[Connection]:
         """Lend a connection in autocommit; through a pooler the role's defaults apply, so prefer `transaction`.
 
+        Half of the connections, at most, are lent for one agent at a time (`fair_share.work_for`).
         Raises `DatabaseUnavailable` when none is free within the acquire time-out, when the server is away, or when
         the body meets an error that a later repeat may not meet. The connection is always back on leaving, within
         1 s: one that is broken, still in a transaction or slow to cancel its query is cut. Cancellation is passed on.
         """
+        agent_id = agent_in_work()
+        if agent_id is None:
+            async with self._lend(self._acquire_timeout_s) as conn:
+                yield conn
+            return
+        waits_from = monotonic()
+        async with self._turn(agent_id), self._lend(self._acquire_timeout_s - monotonic() + waits_from) as conn:
+            yield conn
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, agent_id: UUID) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._fair_share.turn(agent_id, self._acquire_timeout_s))
+            except TimeoutError as exc:
+                raise as_unavailable(exc, "too many requests for this agent wait for the database") from exc
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _lend(self, wait_s: float) -> AsyncIterator[Connection]:
         task = asyncio.current_task()
         if task is None or self._pool is None:
             raise RuntimeError("the pool is used outside a task, or is not started")
         if task in self._holding:
             raise RuntimeError("this task already holds a connection of the pool")
         pool = self._pool
-        proxy = await self._take(pool)
+        proxy = await self._take(pool, wait_s)
         self._holding.add(task)
         conn = cast("Connection", proxy)
         try:
@@ -142,9 +167,9 @@ class ApiPool:
     async def _connect(self, *_args: Any, **_kwargs: Any) -> Connection:
         return await connect(self._settings, ConnKind.API)
 
-    async def _take(self, pool: asyncpg.Pool[asyncpg.Record]) -> Any:
+    async def _take(self, pool: asyncpg.Pool[asyncpg.Record], wait_s: float) -> Any:
         try:
-            return await pool.acquire(timeout=self._acquire_timeout_s)
+            return await pool.acquire(timeout=max(wait_s, 0.0))
         except TimeoutError as exc:
             raise as_unavailable(exc, "no database connection became free") from exc
         except CONNECT_ERRORS as exc:
