@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from omnara.machines import wire
@@ -414,3 +415,57 @@ async def _two_hundred(home: ScriptedHome, server: ByFrame) -> None:
 async def _offer_all(server: ByFrame, names: set[str]) -> None:
     for name in sorted(names):
         await server.send(offer(name))
+
+
+async def test_output_of_old_commands_is_not_kept_for_ever() -> None:
+    home = ScriptedHome()
+    runtime = runtime_of(home, msgspec.structs.replace(QUICK, keep_settled=2))
+    async with connected(runtime) as server:
+        for number in range(4):
+            name = f"prc_{number}"
+            await server.run(name)
+            await until(lambda name=name: home.all[name].executions == 1, "it runs")  # type: ignore[misc]
+            home.ends(name)
+            report_id, _ = await server.expect_report(wire.ProcessFinished)
+            await server.acknowledge(report_id)
+        await until(lambda: list(home.all) == ["prc_2", "prc_3"], "the oldest are forgotten")
+        await server.act("prc_0", "pac_1", "read", 1)
+        _, event = await server.expect_report(wire.ActionFailed)
+        assert event.state_reason_code == "output_unavailable"
+    await runtime.close()
+    # A later runtime forgets what an earlier one left.
+    later = runtime_of(home, msgspec.structs.replace(QUICK, keep_settled=1))
+    assert await later.claims() == []
+    await until(lambda: list(home.all) == ["prc_3"], "only the newest is kept")
+    await later.close()
+
+
+async def test_ids_that_no_file_can_have_cost_the_connection() -> None:
+    for name in ("../../etc/passwd", "", "a/b", "x" * 129, "exit"):
+        runtime = runtime_of(ScriptedHome())
+        async with connected(runtime) as server:
+            await server.send(offer(name))
+            with pytest.raises(LinkClosed):
+                await server.serving
+        await runtime.close()
+
+
+async def test_files_that_somebody_removed_end_no_runtime() -> None:
+    home = ScriptedHome()
+    runtime = runtime_of(home)
+    async with connected(runtime) as server:
+        await server.run("prc_a", wait_ms=0)
+        started_id, _ = await server.expect_report(wire.ProcessStarted)
+        await server.acknowledge(started_id)
+        await until(lambda: ("prc_a", "started") in home.acknowledged, "its start is acknowledged")
+        one = home.all.pop("prc_a")
+        await server.act("prc_a", "pac_1", "read", 1)
+        report_id, event = await server.expect_report(wire.ActionFailed)
+        assert event.state_reason_code == "output_unavailable"
+        await server.acknowledge(report_id)
+        home.all["prc_a"] = one
+        home.ends("prc_a")
+        del home.all["prc_a"]
+        _, finished = await server.expect_report(wire.ProcessFinished)
+        assert (finished.state, finished.state_reason_code) == ("unknown", "local_state_missing")
+    await runtime.close()

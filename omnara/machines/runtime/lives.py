@@ -14,6 +14,7 @@ from omnara.clock import Deadline
 from omnara.log import get_logger
 from omnara.machines import wire
 from omnara.machines.processes import Home, HomeFull, ProcessRecord, ProcessSpec, StartFailed
+from omnara.machines.runtime.kept import Kept
 from omnara.machines.runtime.outbox import Outbox
 from omnara.machines.runtime.reports import lost_event, never_started, started_event, storage_event
 from omnara.machines.runtime.tasks import Tasks
@@ -52,7 +53,7 @@ class Lives:
         self._timing = timing
         self._tasks = tasks
         self._lives: dict[str, Life] = {}
-        self.kept: set[str] = set()
+        self.kept = Kept(timing.keep_settled)
         """Processes that are in the home, also those that are over: what can be read."""
 
     @property
@@ -233,11 +234,18 @@ class Lives:
             if not action.acknowledged:
                 await self.acknowledge(record.process_id, action.action_id)
         await self.acknowledge(record.process_id, "exit")
-        self._lives.pop(record.process_id, None)
+        self.settled(record.process_id)
 
     def settled(self, process_id: str) -> None:
-        """The server has the end of a process: only its output is of interest from now on."""
+        """The server has the end of a process: only its output is of interest from now on, and not for ever."""
         self._lives.pop(process_id, None)
+        self.kept.settle(process_id)
+        self.prune()
+
+    def prune(self) -> None:
+        """Forget, in the background, the oldest processes beyond what is kept."""
+        for process_id in self.kept.too_many():
+            self._spawn(self._home.forget(process_id), f"forget {process_id}")
 
     def ended_before(self, process_id: str) -> None:
         """Report the end of a process that was over before this runtime looked."""

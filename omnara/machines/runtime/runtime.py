@@ -73,8 +73,11 @@ class Runtime:
         with contextlib.suppress(HomeLost):  # what failed while the home was away is claimed now
             self._tasks.take_failure()
         records = await self._home.processes()
-        self._lives.kept.clear()
-        self._lives.kept.update(record.process_id for record in records)
+        self._lives.kept.replace(
+            (record.process_id for record in records),
+            (record.process_id for record in records if settled(record)),
+        )
+        self._lives.prune()
         self._records = {record.process_id: record for record in records if not settled(record)}
         claims = [claim(record) for record in self._records.values()]
         claims += [

@@ -1,4 +1,4 @@
-"""The runtime's time constants, together, so that tests shrink what production leaves alone."""
+"""The runtime's constants, together, so that tests shrink what production leaves alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Timing"]
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. Source: machines.md §3 (data deadline), §6 (resend)."""
+    """Times in seconds (`_s`). Source: machines.md §3 (data deadline), §6 (resend)."""
 
     silence_s: float = 70.0
     """A line without a data frame for this long is given up; pings do not count."""
@@ -20,5 +20,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a running process; a home that misses its end is asked again."""
     quiesce_s: float = 20.0
     """How long an action under way may take until claims are made without its outcome (a write has 10 s)."""
+    keep_settled: int = 1_000
+    """Processes that are over and told whose output stays; of older ones a read says `output_unavailable`."""
     restart_wait_s: float = 2.0
     """The wait for output of a command whose offer, and so its own wait, was lost with an earlier runtime."""
