@@ -86,6 +86,13 @@ class HomeOfTest:
             os.close(fd)
         return None if pair is None or pair[1] is None else int(pair[1]["pid"])
 
+    def _held(self, process_id: str) -> bool:
+        fd = os.open(self.directory(process_id), os.O_RDONLY)
+        try:
+            return files.held(fd)
+        finally:
+            os.close(fd)
+
     async def keeper(self, process_id: str) -> int:
         """The keeper's process: the shell's parent."""
         status = Path(f"/proc/{await self.leader(process_id)}/status").read_text()
@@ -97,6 +104,7 @@ class HomeOfTest:
             await self.home.stop(record.process_id, "test_over")
             faults = self.directory(record.process_id) / "fault.txt"
             assert not faults.exists(), faults.read_text()
+            await until(lambda: not self._held(record.process_id), "its keeper is gone")  # noqa: B023 - awaited here
 
 
 def alive(pid: int) -> bool:

@@ -6,6 +6,7 @@ Nothing is kept in memory: whoever opens the directory next, after whatever deat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ from omnara.machines.posix.keeper import files
 from omnara.machines.posix.keeper.stdin import AFTER_THE_END, UNRECOVERABLE
 from omnara.machines.posix.keeper.talk import message
 from omnara.machines.posix.launcher import Launcher
-from omnara.machines.posix.store import Store, checked
+from omnara.machines.posix.records import checked
+from omnara.machines.posix.store import Store
 from omnara.machines.posix.terms import Limits, Sandbox, User
 from omnara.machines.processes import (
     ActionKind,
@@ -79,7 +81,8 @@ class PosixHome:
             await asyncio.to_thread(self._own_launcher.close)
 
     async def processes(self) -> list[ProcessRecord]:
-        """See `Home`."""
+        """See `Home`. Also has the fork server ready for the first command."""
+        await asyncio.to_thread(self._launcher.warm)
         return await asyncio.to_thread(self._store.records)
 
     async def prepare(self, spec: ProcessSpec) -> ProcessRecord:
@@ -98,8 +101,8 @@ class PosixHome:
             "umask": 0o022,
             "limits": msgspec.to_builtins(self._limits),
         }
-        await self._in_thread(self._store.create, spec.process_id, launch)
-        return await self._record(spec.process_id)
+        record: ProcessRecord = await self._in_thread(self._store.create, spec.process_id, launch)
+        return record
 
     async def _in_thread(self, function: Any, *arguments: Any) -> Any:
         try:
@@ -119,43 +122,48 @@ class PosixHome:
         """See `Home`. Raises HomeFull, HomeLost; KeyError for what was not prepared."""
         deadline = time.monotonic() + wait_s
         for _ in range(_LAUNCHES):
-            record = await self._record(process_id)
-            if record.execution_committed:
-                return await self.watch(process_id, 0, max(0.0, deadline - time.monotonic()))
-            if await self._launch(process_id, deadline):
-                return await self._record(process_id)
+            target = None if self._sandbox is None else {"pid": await self._sandbox.enter()}
+            ours, theirs = socket.socketpair()
+            try:
+                with theirs:
+                    ours.send(message({"op": "watch", "end": 0, "sandbox": target}))
+                    ours.setblocking(False)
+                    begun = await asyncio.to_thread(self._launch, process_id, theirs)
+                if begun:
+                    return await self.watch(process_id, 0, max(0.0, deadline - time.monotonic()))
+                if await self._committed(ours, process_id, deadline):
+                    return await self._record(process_id)
+            finally:
+                ours.close()
         raise HomeLost(f"{process_id} could not be started: its keeper died {_LAUNCHES} times")
 
-    async def _launch(self, process_id: str, deadline: float) -> bool:
-        """Start a keeper and wait as asked. False: it was gone before it could tell."""
-        target = None if self._sandbox is None else {"pid": await self._sandbox.enter()}
-        ours, theirs = socket.socketpair()
-        try:
-            ours.setblocking(False)
-            with theirs:
-                ours.send(message({"op": "watch", "end": 0, "sandbox": target}))
-                await asyncio.to_thread(self._fork, process_id, theirs)
-            said = await speech.answer(ours, _COMMIT_S)
-            if said is None:
-                return False
-            if said["event"] == "full":
-                raise HomeFull("the machine's disk is full")
-            try:
-                return await speech.answer(ours, max(0.0, deadline - time.monotonic())) is not None
-            except TimeoutError:
+    def _launch(self, process_id: str, connection: socket.socket) -> bool:
+        """Have a keeper started for what was not begun. True: it was. Blocks."""
+        with self._store.opened(process_id) as fd:
+            if fd is None:
+                raise KeyError(process_id)
+            if files.read_pair(fd, files.BIT) is not None:
                 return True
+            try:
+                self._launcher.launch(fd, connection)
+            except OSError as error:
+                raise HomeLost(f"no process can be started here: {error}") from error
+        return False
+
+    @staticmethod
+    async def _committed(connection: socket.socket, process_id: str, deadline: float) -> bool:
+        """Wait until the command has begun, and then as asked. False: its keeper was gone before it could tell."""
+        try:
+            said = await speech.answer(connection, _COMMIT_S)
         except TimeoutError as error:
             raise HomeLost(f"{process_id}: no keeper began within {_COMMIT_S:.0f} s") from error
-        finally:
-            ours.close()
-
-    def _fork(self, process_id: str, connection: socket.socket) -> None:
-        try:
-            with self._store.opened(process_id) as fd:
-                if fd is not None:
-                    self._launcher.launch(fd, connection)
-        except OSError as error:
-            raise HomeLost(f"no process can be started here: {error}") from error
+        if said is not None and said["event"] == "full":
+            raise HomeFull("the machine's disk is full")
+        if said is None:
+            return False
+        with contextlib.suppress(TimeoutError):
+            return await speech.answer(connection, max(0.0, deadline - time.monotonic())) is not None
+        return True
 
     async def watch(self, process_id: str, known_end: int, wait_s: float) -> ProcessRecord:
         """See `Home`. A process whose keeper died is ended here, as unknown."""

@@ -49,6 +49,11 @@ class Launcher:
                 else:
                     return
 
+    def warm(self) -> None:
+        """Start the fork server if there is none, without need: where that fails, `launch` will say so."""
+        with self._guard, contextlib.suppress(OSError):
+            self._running()
+
     def _running(self) -> socket.socket:
         if self._line is not None and self._server is not None and self._server.poll() is None:
             return self._line

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 import time
@@ -18,23 +17,13 @@ from typing import Any
 
 import msgspec
 
+from omnara.machines.posix import records
 from omnara.machines.posix.keeper import files, identity
-from omnara.machines.posix.keeper.output import OutputReader
-from omnara.machines.processes import ActionOutcome, ActionRecord, ExitRecord, OutputSlice, Phase, ProcessRecord
+from omnara.machines.processes import ActionOutcome, ActionRecord, ExitRecord, OutputSlice, ProcessRecord
 
-__all__ = ["Store", "checked"]
+__all__ = ["Store"]
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_ACKS = "acknowledged"
-_ACTION = files.action_file("")
 _STALE_S = 3600.0
-
-
-def checked(name: str) -> str:
-    """Return an id that can be the name of a file. Raises ValueError."""
-    if _ID.fullmatch(name) is None:
-        raise ValueError(f"not an id: {name[:200]!r}")
-    return name
 
 
 class Store:
@@ -46,10 +35,11 @@ class Store:
         self._processes = root / "processes"
         self._new = root / "new"
         self._gone = root / "gone"
+        self._settled: dict[str, tuple[int, int, ProcessRecord]] = {}
 
     def path(self, process_id: str) -> Path:
         """Where a process's files are."""
-        return self._processes / checked(process_id)
+        return self._processes / records.checked(process_id)
 
     @contextlib.contextmanager
     def opened(self, process_id: str) -> Iterator[int | None]:
@@ -64,11 +54,17 @@ class Store:
         finally:
             os.close(fd)
 
-    def create(self, process_id: str, launch: dict[str, Any]) -> None:
-        """Make a process's directory, durably. Does nothing when it is there. Raises OSError; nothing is left then."""
+    def create(self, process_id: str, launch: dict[str, Any]) -> ProcessRecord:
+        """Make a process's directory, durably, unless it is there. Raises OSError; nothing is left then."""
         target = self.path(process_id)
-        if target.exists():
-            return
+        if not target.exists():
+            self._make(process_id, target, launch)
+        record = self.record(process_id)
+        if record is None:
+            raise FileNotFoundError(target)
+        return record
+
+    def _make(self, process_id: str, target: Path, launch: dict[str, Any]) -> None:
         for place in (self._processes, self._new, self._gone):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside = self._new / f"{process_id}.{secrets.token_hex(8)}"
@@ -112,7 +108,7 @@ class Store:
     def record(self, process_id: str) -> ProcessRecord | None:
         """Read what is known of a process; None when there is none."""
         with self.opened(process_id) as fd:
-            return None if fd is None else _record(fd, process_id)
+            return None if fd is None else records.record_of(fd, process_id)
 
     def records(self) -> list[ProcessRecord]:
         """Read all, oldest first, and clear away what was half made or half removed when somebody died."""
@@ -122,11 +118,27 @@ class Store:
             names = os.listdir(self._processes)
         except FileNotFoundError:
             return []
+        settled: dict[str, tuple[int, int, ProcessRecord]] = {}
         for name in names:
             with self.opened(name) as fd:
                 if fd is not None:
-                    found.append(((files.read_json(fd, files.LOCK) or {})["created"], _record(fd, name)))
+                    known = self._known(name, fd)
+                    found.append((known[1], known[2]))
+                    if records.is_settled(known[2]):
+                        settled[name] = known
+        self._settled = settled
         return [record for _, record in sorted(found, key=lambda pair: (pair[0], pair[1].process_id))]
+
+    def _known(self, name: str, fd: int) -> tuple[int, int, ProcessRecord]:
+        """Return a record with when it last could change and when it was made.
+
+        All that can still happen to a settled one makes a new file: those, which are most, are read once.
+        """
+        changed = os.fstat(fd).st_mtime_ns
+        kept = self._settled.get(name)
+        if kept is not None and kept[0] == changed:
+            return kept
+        return changed, (files.read_json(fd, files.LOCK) or {})["created"], records.record_of(fd, name)
 
     def _clean(self) -> None:
         for place, age in ((self._gone, 0.0), (self._new, _STALE_S)):
@@ -140,8 +152,8 @@ class Store:
         with self.opened(process_id) as fd:
             if fd is None:
                 return None
-            closed = files.read_json(fd, files.EXIT) is not None
-            reader = _reader(fd)
+            closed = files.read_exit(fd) is not None
+            reader = records.reader_of(fd)
             start, data = reader.read(cursor, max_bytes)
             end = max(reader.span()[1], start + len(data) if data else 0)
             return OutputSlice(
@@ -156,9 +168,11 @@ class Store:
     def acknowledge(self, process_id: str, slot: str) -> None:
         """Keep that a slot's report has arrived. Raises OSError."""
         with self.opened(process_id) as fd:
-            if fd is None or slot in _acknowledged(fd):
+            if fd is None or slot in records.acknowledged(fd):
                 return
-            file = os.open(_ACKS, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=fd)
+            file = os.open(
+                records.ACKNOWLEDGED, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=fd
+            )
             try:
                 os.write(file, f"{slot}\n".encode())
                 os.fsync(file)
@@ -168,20 +182,20 @@ class Store:
     def action(self, process_id: str, action_id: str) -> ActionRecord | None:
         """Read one action's record."""
         with self.opened(process_id) as fd:
-            return None if fd is None else _action(fd, action_id, frozenset())
+            return None if fd is None else records.action_of(fd, action_id)
 
     def settle(self, process_id: str, action: ActionRecord) -> ActionOutcome:
         """Record the outcome of an action whose process has nobody to do it; what is recorded already stands."""
         if action.outcome is None:
             raise ValueError("an outcome is needed")
-        name = files.action_file(checked(action.action_id))
+        name = files.action_file(records.checked(action.action_id))
         with self.opened(process_id) as fd:
             if fd is None:
                 return action.outcome
             with contextlib.suppress(FileExistsError):
                 files.create_pair(fd, name, {"kind": action.kind, "seq": action.seq})
                 files.fill_pair(fd, name, msgspec.to_builtins(action.outcome))
-            known = _action(fd, action.action_id, frozenset())
+            known = records.action_of(fd, action.action_id)
             return known.outcome if known is not None and known.outcome is not None else action.outcome
 
     def finish(self, process_id: str, record: ExitRecord) -> bool:
@@ -203,7 +217,7 @@ class Store:
 
     @staticmethod
     def _finish(fd: int, record: ExitRecord) -> None:
-        if files.read_json(fd, files.EXIT) is not None:
+        if files.read_exit(fd) is not None:
             return
         bit = files.read_pair(fd, files.BIT)
         if bit is None:
@@ -229,68 +243,3 @@ class Store:
             finally:
                 os.close(lock)
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _reader(fd: int) -> OutputReader:
-    return OutputReader(fd, (files.read_json(fd, files.LOCK) or {})["piece_bytes"])
-
-
-def _acknowledged(fd: int) -> frozenset[str]:
-    try:
-        file = os.open(_ACKS, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=fd)
-    except FileNotFoundError:
-        return frozenset()
-    with open(file, encoding="utf-8") as lines:
-        return frozenset(line.rstrip("\n") for line in lines)
-
-
-def _action(fd: int, action_id: str, acknowledged: frozenset[str]) -> ActionRecord | None:
-    pair = files.read_pair(fd, files.action_file(checked(action_id)))
-    if pair is None or "kind" not in pair[0]:
-        return None
-    first, second = pair
-    return ActionRecord(
-        action_id=action_id,
-        kind=first["kind"],
-        seq=first["seq"],
-        outcome=None if second is None else msgspec.convert(second, ActionOutcome),
-        acknowledged=action_id in acknowledged,
-    )
-
-
-def _actions(fd: int, acknowledged: frozenset[str]) -> list[ActionRecord]:
-    names = [name[len(_ACTION) :] for name in os.listdir(fd) if name.startswith(_ACTION)]
-    found = [_action(fd, name, acknowledged) for name in names]
-    return sorted((action for action in found if action is not None), key=lambda action: action.seq)
-
-
-def _exit(fd: int) -> ExitRecord | None:
-    found = files.read_json(fd, files.EXIT)
-    return None if found is None else msgspec.convert(found, ExitRecord)
-
-
-def _record(fd: int, process_id: str) -> ProcessRecord:
-    """Put together what the files say. Read in this order, a process that ends meanwhile is never taken for dead."""
-    bit = files.read_pair(fd, files.BIT)
-    ended = _exit(fd)
-    live = ended is None and (bit is None or files.held(fd))
-    if ended is None and not live:
-        ended = _exit(fd)
-    acknowledged = _acknowledged(fd)
-    start, end = _reader(fd).span()
-    phase: Phase = "terminal" if ended is not None else "prepared" if bit is None else "accepted"
-    started_at = ended.started_at if ended is not None else (bit or ({},))[0].get("started_at")
-    return ProcessRecord(
-        process_id=process_id,
-        supervisor_id=(files.read_json(fd, files.LOCK) or {})["supervisor_id"],
-        phase=phase,
-        supervisor_live=live,
-        execution_committed=bit is not None,
-        started_at=started_at,
-        output_start=start,
-        output_end=end,
-        exit=ended,
-        actions=_actions(fd, acknowledged),
-        started_acknowledged="started" in acknowledged,
-        exit_acknowledged="exit" in acknowledged,
-    )

@@ -23,6 +23,7 @@ __all__ = [
     "fill_pair",
     "held",
     "is_full",
+    "read_exit",
     "read_json",
     "read_pair",
     "reserve_exit",
@@ -37,7 +38,6 @@ LOCK = "lock"
 """Locked by the keeper; its content is what never changes about the process."""
 BIT = "executed"
 EXIT = "exit.json"
-_EXIT_ROOM = "exit.new"
 _EXIT_BYTES = 4096
 _HALF = 2048
 
@@ -139,7 +139,7 @@ def _overwrite(directory: int, name: str, data: bytes, offset: int, *, durably: 
 
 def reserve_exit(directory: int) -> None:
     """Take the room for the record of how the process ends."""
-    fd = os.open(_EXIT_ROOM, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+    fd = os.open(EXIT, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=directory)
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, _EXIT_BYTES)
@@ -149,14 +149,16 @@ def reserve_exit(directory: int) -> None:
         os.close(fd)
 
 
+def read_exit(directory: int) -> dict[str, Any] | None:
+    """Return how the process ended; None while that is not known. A record that is not whole is none."""
+    data = _read(directory, EXIT)
+    return None if data is None else _parsed(data)
+
+
 def write_exit(directory: int, record: dict[str, Any]) -> None:
     """Record how the process ended, once. The caller holds the lock. Does nothing when that is known already."""
-    with contextlib.suppress(FileNotFoundError):
-        os.stat(EXIT, dir_fd=directory)
-        return
-    _overwrite(directory, _EXIT_ROOM, _padded(record, _EXIT_BYTES), 0)
-    os.rename(_EXIT_ROOM, EXIT, src_dir_fd=directory, dst_dir_fd=directory)
-    sync_directory(directory)
+    if read_exit(directory) is None:
+        _overwrite(directory, EXIT, _padded(record, _EXIT_BYTES), 0)
 
 
 def try_lock(directory: int) -> int | None:

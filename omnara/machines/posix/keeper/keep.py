@@ -115,7 +115,8 @@ class Keeper:
         except OSError as error:
             self._not_started(f"The command could not be started: {error.strerror}.")
             return
-        self._take(started, sandboxed=asked.get("sandbox") is not None)
+        sandbox = asked.get("sandbox")
+        self._take(started, None if sandbox is None else sandbox["pid"])
         self._loop()
         self._tail()
         self._stdin.end()
@@ -131,11 +132,11 @@ class Keeper:
         self._selector.register(hear, selectors.EVENT_READ, lambda: os.read(hear, 4096))
         return wake
 
-    def _take(self, started: child.Started, *, sandboxed: bool) -> None:
+    def _take(self, started: child.Started, sandbox: int | None) -> None:
         who = {"boot": identity.boot_id(), "pid": started.pid, "start": identity.start_time(started.pid)}
         files.fill_pair(self._directory, files.BIT, who, durably=False)
         self._remove_launch()
-        self._leader = Leader(started.pid, sandboxed=sandboxed, grace_s=self._grace_s)
+        self._leader = Leader(started.pid, sandbox=sandbox, grace_s=self._grace_s)
         self._stdin = Stdin(started.stdin, terminal=self._launch["io_mode"] == "pty")
         self._output = started.output
         self._selector.register(started.output, selectors.EVENT_READ, self._pump)

@@ -16,6 +16,8 @@ from . import identity
 __all__ = ["Ended", "Leader", "signal_name"]
 
 _AGAIN_S = 0.05
+_HOLDERS = 1
+"""A sandbox's first process has one child of its own, which keeps the sandbox there."""
 
 
 class Ended(NamedTuple):
@@ -34,12 +36,12 @@ def signal_name(number: int) -> str:
 class Leader:
     """The shell and its session. Its zombie is kept until the session is empty, so that its number stays its own."""
 
-    def __init__(self, pid: int, *, sandboxed: bool, grace_s: float) -> None:
-        """Take charge of a child that leads a session. `sandboxed`: its orphans do not become ours."""
+    def __init__(self, pid: int, *, sandbox: int | None, grace_s: float) -> None:
+        """Take charge of a child that leads a session. `sandbox`: the first process there, which gets its orphans."""
         self.pid = pid
         self.ended: Ended | None = None
         self.over = False
-        self._sandboxed = sandboxed
+        self._sandbox = sandbox
         self._grace_s = grace_s
         self._kill_at: float | None = None
         self._look_at: float | None = None
@@ -74,14 +76,20 @@ class Leader:
 
     def _clear(self, now: float, children: list[int] | None) -> None:
         """See to what the shell left behind. What cannot be killed (somebody else's, stuck in the kernel) is let go."""
-        alone = not self._sandboxed and children == [self.pid]
         given_up = self._kill_at is not None and now >= self._kill_at + self._grace_s
-        if alone or given_up or not identity.members(self.pid):
+        if given_up or self._alone(children) or not identity.members(self.pid):
             os.waitpid(self.pid, 0)
             self.over = True
             return
         self._look_at = now + _AGAIN_S
         self.terminate(now)
+
+    def _alone(self, children: list[int] | None) -> bool:
+        """Tell at little cost, without looking at all processes, that the shell left nothing behind."""
+        if self._sandbox is None:
+            return children == [self.pid]
+        orphans = _children_of(f"{self._sandbox}/task/{self._sandbox}")
+        return orphans is not None and len(orphans) <= _HOLDERS
 
     def _status(self) -> Ended | None:
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -90,17 +98,9 @@ class Leader:
         exited = found.si_code == os.CLD_EXITED
         return Ended(found.si_status if exited else None, None if exited else found.si_status)
 
-    def _children(self) -> list[int] | None:
-        """List our children; None where the kernel does not tell."""
-        try:
-            with open("/proc/thread-self/children") as file:
-                return [int(word) for word in file.read().split()]
-        except OSError:
-            return None
-
     def _reap_orphans(self) -> list[int] | None:
         """Reap the dead among what we were left with; return which children are left (None: cannot be told)."""
-        children = self._children()
+        children = _children_of("thread-self")
         if children is None:
             return None
         return [pid for pid in children if pid == self.pid or not _reaped(pid)]
@@ -110,6 +110,15 @@ class Leader:
         if self.over or self._kill_at is None:
             return None
         return self._kill_at if self._look_at is None else self._look_at
+
+
+def _children_of(task: str) -> list[int] | None:
+    """List a task's children; None where the kernel does not tell."""
+    try:
+        with open(f"/proc/{task}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return None
 
 
 def _reaped(pid: int) -> bool:
