@@ -257,6 +257,20 @@ async def test_of_two_daemons_with_one_token_the_newer_stays(lab: Lab, laptop: L
         other.end()
 
 
+async def test_what_is_no_text_arrives_as_far_as_it_is_one(lab: Lab, laptop: Laptop) -> None:
+    machine, made, binding = await lab.bound()
+    laptop.start(OMNARA_MACHINE_TOKEN=made.token)
+    await lab.online(machine)
+    for command in (
+        "printf 'a\\000b\\377c'",
+        "head -c 300000 /dev/zero",
+        "head -c 300000 /dev/urandom",
+        "printf '\\342\\202'",
+    ):
+        process_id = await queue_command(lab.cluster.sql, machine, lab.agent.uuid, binding, command)
+        assert (await lab.reaches(process_id, "exited", laptop.log))["exit_code"] == 0
+
+
 async def test_told_to_stop_it_says_so_and_its_command_goes_on(lab: Lab, laptop: Laptop) -> None:
     machine, made, binding = await lab.bound()
     daemon = laptop.start(OMNARA_MACHINE_TOKEN=made.token)

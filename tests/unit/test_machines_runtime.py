@@ -233,6 +233,42 @@ async def test_a_report_that_the_server_could_not_store_is_sent_again_and_nothin
     await runtime.close()
 
 
+async def test_a_report_that_is_never_stored_does_not_hold_up_the_end_for_ever() -> None:
+    home = ScriptedHome()
+    runtime = runtime_of(home)
+    async with connected(runtime) as server:
+        await server.run("prc_a", wait_ms=0)
+        started_id, _ = await server.expect_report(wire.ProcessStarted)
+        home.ends("prc_a")
+        for _ in range(2):
+            await server.acknowledge(started_id, "transient_error")
+            await server.expect_report(wire.ProcessStarted)
+        await server.acknowledge(started_id, "transient_error")
+        finished_id, _ = await server.expect_report(wire.ProcessFinished)
+        await server.acknowledge(finished_id)
+        await until(lambda: ("prc_a", "exit") in home.acknowledged, "its end is acknowledged")
+    await runtime.close()
+
+
+async def test_a_server_that_beats_and_answers_no_report_is_given_up() -> None:
+    home = ScriptedHome()
+    runtime = runtime_of(home, Timing(silence_s=0.3))
+    async with connected(runtime, first_beat_ms=20) as server:
+        await server.run("prc_a", wait_ms=0)
+        await server.expect_report(wire.ProcessStarted)
+        began = asyncio.get_running_loop().time()
+        while not server.serving.done():
+            try:
+                await server.expect(wire.Heartbeat, within_s=1)
+                await server.send(wire.HeartbeatAck(next_heartbeat_after_ms=20))
+            except LinkClosed:
+                break
+        with pytest.raises(LinkClosed):
+            await server.serving
+        assert asyncio.get_running_loop().time() - began < 5
+    await runtime.close()
+
+
 async def test_a_rejected_report_waits_for_the_next_registration_and_holds_up_nothing() -> None:
     home = ScriptedHome()
     runtime = runtime_of(home)

@@ -130,11 +130,12 @@ class Connection:
             await self._out.put(heartbeat)
 
     async def _silence(self) -> None:
+        """End with a server that says nothing, and with one that beats and answers no report."""
         while True:
-            left_s = self._heard + self._timing.silence_s - monotonic()
-            if left_s <= 0:
-                raise LinkClosed(1001, "nothing was heard from the server")
-            await asyncio.sleep(left_s)
+            quiet_s = max(monotonic() - self._heard, self._outbox.unanswered_s)
+            if quiet_s >= self._timing.silence_s:
+                raise LinkClosed(1001, "the server does not answer")
+            await asyncio.sleep(self._timing.silence_s - quiet_s)
 
     async def _report(self) -> None:
         while True:

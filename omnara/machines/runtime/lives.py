@@ -31,7 +31,7 @@ _NEVER: Final = 2**63 - 1
 class Life:
     """One process that is not settled. `fault` is the report of one that is not in the home because it cannot start."""
 
-    __slots__ = ("doomed", "fault", "granted", "over", "process_id", "released", "running", "wait_s")
+    __slots__ = ("doomed", "fault", "granted", "over", "process_id", "released", "running", "stopping", "wait_s")
 
     def __init__(self, process_id: str, wait_s: float) -> None:
         self.process_id = process_id
@@ -41,6 +41,7 @@ class Life:
         self.over = False
         self.doomed = False
         self.released = False
+        self.stopping = False
         self.fault: wire.ProcessFinished | None = None
 
 
@@ -95,10 +96,10 @@ class Lives:
     def grant(self, process_id: str) -> bool:
         """Run a process whose grant has come; False when there is none to be run. Again for the same one: nothing."""
         life = self._lives.get(process_id)
-        if life is None:
-            return False
-        if life.granted:
+        if life is not None and life.granted:
             return True
+        if life is None or life.over:
+            return False
         life.granted = True
         if life.doomed and life.fault is None:
             # Never begun: what is in the home goes with it, and only this runtime remembers that it is to be reported.
@@ -116,9 +117,14 @@ class Lives:
         life = self._lives.get(process_id)
         if life is not None and (life.running or life.over):
             return
-        self._lives.pop(process_id, None)
+        # Known until it is gone, so that the same process cannot be prepared anew while its files are being removed.
+        self._lives[process_id] = life = Life(process_id, 0.0)
+        life.over = True
         self._outbox.discard(process_id)
-        await self._forget(process_id)
+        try:
+            await self._forget(process_id)
+        finally:
+            del self._lives[process_id]
 
     def line_lost(self) -> None:
         """Drop what only the lost line knew: the server offers it again."""
@@ -202,12 +208,17 @@ class Lives:
             return
         if not life.granted:
             life.doomed = True
-        elif not life.released:
+        elif not life.released and not life.stopping:
+            life.stopping = True
             self._spawn(self._stop(process_id, "terminated_by_server"), f"stop {process_id}")
 
     async def _stop(self, process_id: str, reason_code: str) -> None:
-        with contextlib.suppress(HomeFull):  # it is ended all the same, and its end is found by the watch
-            await self._home.stop(process_id, reason_code)
+        try:
+            with contextlib.suppress(HomeFull):  # it is ended all the same, and its end is found by the watch
+                await self._home.stop(process_id, reason_code)
+        finally:
+            if (life := self._lives.get(process_id)) is not None:
+                life.stopping = False
 
     async def acknowledge(self, process_id: str, slot: str) -> None:
         """Keep that the server has a report. On a full disk it is not kept: a later runtime reports it once more."""

@@ -17,6 +17,9 @@ __all__ = ["Outbox", "Slot"]
 WINDOW: Final = 32
 """Reports on their way at once: enough to fill a slow line, few enough to fit into its queues with other frames."""
 
+PATIENCE: Final = 3
+"""Answers that a report could not be stored until what comes after it is sent all the same."""
+
 Scope = Literal["home", "memory", "connection"]
 
 
@@ -25,9 +28,10 @@ class Slot:
 
     `scope`: `home` is derived from the home again after anything; `memory` lives as long as this runtime; `connection`
     ends with the line, because the server then asks again. `event` is the frozen report, None for one made when sent.
+    `since`: when it was sent, or is to be sent again.
     """
 
-    __slots__ = ("due", "event", "name", "process_id", "report_id", "scope", "state")
+    __slots__ = ("event", "failures", "name", "process_id", "report_id", "scope", "since", "state")
 
     def __init__(self, process_id: str, name: str, scope: Scope, event: wire.Event | None) -> None:
         self.process_id = process_id
@@ -36,7 +40,13 @@ class Slot:
         self.event = event
         self.report_id = ""
         self.state: Literal["waiting", "sent", "parked"] = "waiting"
-        self.due = 0.0
+        self.since = 0.0
+        self.failures = 0
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether later reports of the process wait for this one: not for ever, if the server never takes it."""
+        return self.failures < PATIENCE
 
 
 class Outbox:
@@ -72,6 +82,11 @@ class Outbox:
         self._slots.setdefault(process_id, []).append(Slot(process_id, name, scope, event))
         self._changed.set()
 
+    @property
+    def unanswered_s(self) -> float:
+        """How long the oldest report that was sent has been without an answer."""
+        return max((monotonic() - slot.since for slot in self._sent.values()), default=0.0)
+
     async def next(self) -> Slot:
         """Return the next slot to be sent, marked as sent; waits until there is one and room for it on the way."""
         while True:
@@ -88,22 +103,23 @@ class Outbox:
 
     def _eligible(self, now: float) -> tuple[Slot | None, float | None]:
         """The first slot whose turn it is, else the seconds until one is due again (None: when something changes)."""
-        wait_s: float | None = None
+        waits: list[float] = []
         for slots in self._slots.values():
-            # One at a time for each process, so that a start that has to wait is not overtaken by what came after it.
-            first = next((slot for slot in slots if slot.state != "parked"), None)
-            if first is None or first.state == "sent":
-                continue
-            if first.due <= now:
-                return first, None
-            wait_s = first.due - now if wait_s is None else min(wait_s, first.due - now)
-        return None, wait_s
+            for slot in slots:
+                if slot.state == "waiting":
+                    if slot.since <= now:
+                        return slot, None
+                    waits.append(slot.since - now)
+                # One at a time for each process, so that a start that has to wait is not overtaken by its end.
+                if slot.state != "parked" and slot.holds_up:
+                    break
+        return None, min(waits, default=None)
 
     def _mark_sent(self, slot: Slot) -> Slot:
         if not slot.report_id:
             self._count += 1
             slot.report_id = f"r{self._count}"
-        slot.state = "sent"
+        slot.state, slot.since = "sent", monotonic()
         self._sent[slot.report_id] = slot
         return slot
 
@@ -119,7 +135,8 @@ class Outbox:
             return slot
         del self._sent[ack.report_id]
         slot.state = "parked" if ack.ack_status == "permanent_reject" else "waiting"
-        slot.due = monotonic() + self._resend_s
+        slot.since = monotonic() + self._resend_s
+        slot.failures += 1
         self._changed.set()
         return None
 
@@ -139,14 +156,14 @@ class Outbox:
             if slot.scope == "connection":
                 self._remove(slot)
             elif slot.state == "sent":
-                slot.state, slot.due = "waiting", 0.0
+                slot.state, slot.since = "waiting", 0.0
 
     def unpark(self) -> None:
         """Send rejected reports again: a registration may have changed what the server thinks of them."""
         for slots in self._slots.values():
             for slot in slots:
                 if slot.state == "parked":
-                    slot.state, slot.due = "waiting", 0.0
+                    slot.state, slot.since, slot.failures = "waiting", 0.0, 0
         self._changed.set()
 
     def _remove(self, slot: Slot) -> None:
