@@ -144,6 +144,13 @@ def test_what_is_given_now_counts_for_more_than_what_is_kept() -> None:
         binding(read_daemon_settings({"HOME": "/root", "OMNARA_API_URL": "https://a"}), None)
 
 
+@pytest.mark.parametrize("token", ["a b", "a\nX-Other: b", "tökén", "a\x7f"])
+def test_a_token_that_no_header_carries_is_refused_before_it_is_sent(token: str) -> None:
+    settings = read_daemon_settings({"HOME": "/root", "OMNARA_API_URL": "https://a", "OMNARA_MACHINE_TOKEN": token})
+    with pytest.raises(ConfigurationError, match="printable"):
+        binding(settings, None)
+
+
 def test_the_variables(tmp_path: Path) -> None:
     settings = load_daemon(
         {"OMNARA_HOME": str(tmp_path), "OMNARA_API_URL": " ", "OMNARA_DAEMON_SLEEP_AFTER_MS": "30000", "A": "b"}

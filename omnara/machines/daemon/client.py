@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import msgspec
 
-from omnara.errors import ConfigurationError
 from omnara.machines import wire
 from omnara.machines.daemon.socket_link import SocketLink
 from omnara.machines.link import Link
@@ -75,12 +74,9 @@ class ServerClient:
     async def __aenter__(self) -> ServerClient:
         watch = aiohttp.TraceConfig()
         watch.on_request_redirect.append(_no_redirect)
-        try:
-            headers = {"Authorization": f"Bearer {self._token}"}
-            timeout = aiohttp.ClientTimeout(total=HTTP_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, trace_configs=[watch])
-        except ValueError as error:
-            raise ConfigurationError("the machine's token is none") from error
+        headers = {"Authorization": f"Bearer {self._token}"}
+        timeout = aiohttp.ClientTimeout(total=HTTP_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, trace_configs=[watch])
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -72,6 +72,8 @@ def binding(settings: DaemonSettings, kept: DaemonConfig | None) -> tuple[str, s
             name for name, value in (("OMNARA_API_URL", api_url), ("OMNARA_MACHINE_TOKEN", token)) if value is None
         )
         raise ConfigurationError(f"this daemon is bound to no machine: set {missing}, or run `omnara daemon install`")
+    if not all("!" <= character <= "~" for character in token):
+        raise ConfigurationError("the machine's token must be printable ASCII without blanks or line breaks")
     return checked_url(api_url), token
 
 
