@@ -1,14 +1,13 @@
-"""Processes and their actions as machines move them: handed over, granted, reported, reconciled, ended.
+"""Processes and their actions as machines move them: handed over, granted, reported, claimed.
 
-What agents ask for is inserted by the tools (`machine_calls`); from there on every change of state is here.
+What agents ask for is inserted by the tools (`machine_calls`); what ends without its machine is in `process_ends`.
 Order of locks: machine, hot row, process, action, call. Source: machines.md §4–§6; coordination §9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -123,48 +122,6 @@ class HeldAction(msgspec.Struct, frozen=True):
     reason_code: str
 
 
-class EndedProcess(msgspec.Struct, frozen=True):
-    """A process that a statement ended or asked to end (then `state` is a live one)."""
-
-    id: UUID
-    agent_id: UUID
-    machine_id: UUID
-    tool_call_id: UUID | None
-    purpose: str
-    state: str
-    reason_code: str
-
-
-class EndedAction(msgspec.Struct, frozen=True):
-    """An action that a statement ended."""
-
-    id: UUID
-    agent_id: UUID
-    machine_id: UUID
-    process_id: UUID
-    tool_call_id: UUID | None
-    kind: str
-    state: str
-    reason_code: str
-    process_state: str
-
-
-class Ending(msgspec.Struct, frozen=True):
-    """How a process or an action is to be ended by the server."""
-
-    id: UUID
-    state: str
-    reason_code: str
-
-
-class Waiting(msgspec.Struct, frozen=True):
-    """Something whose time ran out: `what` is process or action."""
-
-    what: str
-    agent_id: UUID
-    id: UUID
-
-
 async def drain(
     connection: Connection, runtime_id: UUID, session_id: UUID, skip: Collection[UUID], processes: int, actions: int
 ) -> list[OfferedRow] | None:
@@ -277,90 +234,6 @@ async def lock_actions(connection: Connection, resolved: Mapping[UUID, int]) -> 
     return [HeldAction(*row) for row in rows]
 
 
-async def end_processes(connection: Connection, endings: Sequence[Ending]) -> list[EndedProcess]:
-    """End processes that are not over; return those that changed."""
-    rows = await connection.fetch(_SQL["end_processes"], *_columns(endings))
-    return [EndedProcess(*row) for row in rows]
-
-
-async def end_actions(connection: Connection, endings: Sequence[Ending]) -> list[EndedAction]:
-    """End open actions; return those that changed."""
-    return [EndedAction(*row) for row in await connection.fetch(_SQL["end_actions"], *_columns(endings))]
-
-
-async def end_actions_of(connection: Connection, process_ids: Collection[UUID]) -> list[EndedAction]:
-    """End the queued actions of processes that are over now, but for reads of output that may be there."""
-    return [EndedAction(*row) for row in await connection.fetch(_SQL["end_actions_of"], list(process_ids))]
-
-
-async def cancel_processes(
-    connection: Connection,
-    agent_id: UUID,
-    before: str,
-    after: str,
-    *,
-    calls: Collection[UUID] | None = None,
-    binding_id: UUID | None = None,
-) -> list[EndedProcess]:
-    """End queued processes of a locked agent (`before`) and ask for the end of granted ones (`after`)."""
-    wanted = None if calls is None else list(calls)
-    rows = await connection.fetch(_SQL["cancel_processes"], agent_id, wanted, binding_id, before, after)
-    return [EndedProcess(*row) for row in rows]
-
-
-async def cancel_actions(
-    connection: Connection,
-    agent_id: UUID,
-    before: str,
-    after: str,
-    *,
-    calls: Collection[UUID] | None = None,
-    binding_id: UUID | None = None,
-) -> list[EndedAction]:
-    """End open actions of a locked agent: queued ones failed (`before`), accepted ones unknown (`after`)."""
-    wanted = None if calls is None else list(calls)
-    rows = await connection.fetch(_SQL["cancel_actions"], agent_id, wanted, binding_id, before, after)
-    return [EndedAction(*row) for row in rows]
-
-
-async def open_on(
-    connection: Connection, machine_id: UUID, agent_ids: Collection[UUID]
-) -> tuple[list[tuple[UUID, str]], list[tuple[UUID, str, str]]]:
-    """Lock all that is open on a locked machine: processes (id, state) and actions (id, kind, state)."""
-    found = await connection.fetch(_SQL["open_on_machine"], machine_id, list(agent_ids))
-    actions = await connection.fetch(_SQL["open_actions_on_machine"], machine_id, list(agent_ids))
-    return [(row[0], row[1]) for row in found], [(row[0], row[1], row[2]) for row in actions]
-
-
-async def overdue(connection: Connection, limit_s: float, limit: int) -> list[Waiting]:
-    """Return what no machine took within `limit_s` seconds."""
-    return [Waiting(*row) for row in await connection.fetch(_SQL["overdue"], limit_s, limit)]
-
-
-async def unreachable(
-    connection: Connection, grace_s: float, limit: int, among: Collection[UUID] | None = None
-) -> list[Waiting]:
-    """Return what has waited for machines out of reach for `grace_s` seconds; `among`: only of these ids."""
-    wanted = None if among is None else list(among)
-    return [Waiting(*row) for row in await connection.fetch(_SQL["unreachable"], grace_s, limit, wanted)]
-
-
-async def try_lock_processes(
-    connection: Connection, ids: Collection[UUID], agent_ids: Collection[UUID]
-) -> list[EndedProcess]:
-    """Lock processes of locked agents that are not over, without waiting for anybody."""
-    rows = await connection.fetch(_SQL["try_lock_processes"], list(ids), list(agent_ids))
-    return [EndedProcess(*row) for row in rows]
-
-
-async def try_lock_actions(
-    connection: Connection, ids: Collection[UUID], agent_ids: Collection[UUID]
-) -> list[tuple[UUID, str, str]]:
-    """Lock open actions of locked agents without waiting; return (id, kind, state)."""
-    rows = await connection.fetch(_SQL["try_lock_actions"], list(ids), list(agent_ids))
-    return [(row[0], row[1], row[2]) for row in rows]
-
-
 async def secrets_for(
     connection: Connection, secret_ids: Collection[UUID], project_id: UUID, machine_id: UUID
 ) -> list[SealedRow]:
@@ -372,7 +245,3 @@ async def secrets_for(
 async def past_values(connection: Connection, secret_ids: Collection[UUID], newest: int) -> list[SealedRow]:
     """Return the newest values, sealed, that secrets ever had."""
     return [SealedRow(*row) for row in await connection.fetch(_SQL["past_secrets"], list(secret_ids), newest)]
-
-
-def _columns(endings: Sequence[Ending]) -> tuple[list[Any], list[Any], list[Any]]:
-    return [e.id for e in endings], [e.state for e in endings], [e.reason_code for e in endings]

@@ -13,9 +13,9 @@ q as (
            p.project_id, p.machine_id
     from r join processes p on p.machine_id = r.machine_id
     where p.state = 'queued' and p.id <> all($3::uuid[])
-      and exists (select from agent_machine_bindings b where b.id = p.binding_id and b.state = 'attached')
-      and exists (select from machine_grants g
-                   where g.machine_id = p.machine_id and g.project_id = p.project_id and g.deleted_at is null)
+      and (select b.state from agent_machine_bindings b where b.id = p.binding_id) = 'attached'
+      and (select true from machine_grants g
+            where g.machine_id = p.machine_id and g.project_id = p.project_id and g.deleted_at is null)
     order by p.created_at, p.id limit $4) p
 ),
 a as (
@@ -54,9 +54,9 @@ with r as (
 update processes p set state = 'starting', granted_at = statement_timestamp(), runtime_id = r.id
 from r
 where p.id = $3 and p.machine_id = r.machine_id and p.state = 'queued'
-  and exists (select from agent_machine_bindings b where b.id = p.binding_id and b.state = 'attached')
-  and exists (select from machine_grants g
-               where g.machine_id = p.machine_id and g.project_id = p.project_id and g.deleted_at is null)
+  and (select b.state from agent_machine_bindings b where b.id = p.binding_id) = 'attached'
+  and (select true from machine_grants g
+        where g.machine_id = p.machine_id and g.project_id = p.project_id and g.deleted_at is null)
 returning p.id, p.machine_id;
 
 -- name: accept_action
@@ -252,22 +252,33 @@ union all
 -- loss (of its channel, its lease or its runtime) and the start of Postgres; not while somebody is waking the machine.
 -- A process that runs is here only while a call waits for it. Index: processes_live, process_actions_open, machines_pkey,
 -- machine_runtimes_pkey, tool_calls_agent_id_id_key.
-with w as (
-  select 'process' as what, p.agent_id, p.id, p.machine_id, p.created_at from processes p
-  where p.state in ('queued', 'starting', 'running')
-    and (p.state = 'queued' or exists (select from tool_calls t
-           where t.agent_id = p.agent_id and t.id = p.tool_call_id and t.state = 'waiting'))
-  union all
-  select 'action', a.agent_id, a.id, a.machine_id, a.created_at from process_actions a where a.state in ('queued', 'accepted')
+with busy as (
+  select machine_id from processes where state in ('queued', 'starting', 'running')
+  union
+  select machine_id from process_actions where state in ('queued', 'accepted')
+),
+away as materialized (
+  select m.id, greatest(pg_postmaster_start_time(), least(
+           r.lease_expires_at, coalesce(r.disconnected_at, 'infinity'), coalesce(r.ended_at, 'infinity'))) as since
+  from busy join machines m on m.id = busy.machine_id join machine_runtimes r on r.id = m.current_runtime_id
+  where (r.state = 'ended' or r.session_id is null or r.lease_expires_at < statement_timestamp())
+    and (m.wake_until is null or m.wake_until < statement_timestamp())
+),
+late as materialized (
+  select id from away where since < statement_timestamp() - make_interval(secs => $1)
 )
 select w.what, w.agent_id, w.id
-from w join machines m on m.id = w.machine_id join machine_runtimes r on r.id = m.current_runtime_id
-where ($3::uuid[] is null or w.id = any($3))
-  and (r.state = 'ended' or r.session_id is null or r.lease_expires_at < statement_timestamp())
-  and (m.wake_until is null or m.wake_until < statement_timestamp())
-  and greatest(w.created_at, pg_postmaster_start_time(),
-               least(r.lease_expires_at, coalesce(r.disconnected_at, 'infinity'), coalesce(r.ended_at, 'infinity')))
-      < statement_timestamp() - make_interval(secs => $1)
+from (
+  select 'process' as what, p.agent_id, p.id, p.created_at
+  from late join processes p on p.machine_id = late.id
+  where p.state in ('queued', 'starting', 'running')
+    and (p.state = 'queued' or (select t.state from tool_calls t
+                                 where t.agent_id = p.agent_id and t.id = p.tool_call_id) = 'waiting')
+  union all
+  select 'action', a.agent_id, a.id, a.created_at
+  from late join process_actions a on a.machine_id = late.id where a.state in ('queued', 'accepted')
+) w
+where ($3::uuid[] is null or w.id = any($3)) and w.created_at < statement_timestamp() - make_interval(secs => $1)
 order by w.agent_id limit $2;
 
 -- name: try_lock_processes

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from omnara.db import processes as processes_db
+from omnara.db import process_ends
 from omnara.engine.cancel import cancel_agent
 from omnara.engine.lifecycle import archive
 from omnara.engine.machines.sweeps import sweep
@@ -206,9 +206,9 @@ class Machine:
 
 @pytest.fixture(autouse=True)
 def _old_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    queries = dict(processes_db._SQL)
+    queries = dict(process_ends._SQL)
     queries["unreachable"] = queries["unreachable"].replace("pg_postmaster_start_time()", "'-infinity'::timestamptz")
-    monkeypatch.setattr(processes_db, "_SQL", queries)
+    monkeypatch.setattr(process_ends, "_SQL", queries)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnara.db import processes
+from omnara.db import process_ends
 from omnara.db import runtimes as runtimes_db
 from omnara.engine.machines import runtimes
 from omnara.engine.machines.runtimes import RuntimeEnded
@@ -21,9 +21,9 @@ SHORT = {"machine_grace_s": 30.0, "machine_accept_limit_s": 300.0}
 @pytest.fixture(autouse=True)
 def _old_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server of the tests is younger than the grace; its start is not what is tested here, but in one test."""
-    queries = processes._SQL
+    queries = process_ends._SQL
     text = queries["unreachable"].replace("pg_postmaster_start_time()", "'-infinity'::timestamptz")
-    monkeypatch.setattr(processes, "_SQL", {name: queries[name] for name in queries} | {"unreachable": text})
+    monkeypatch.setattr(process_ends, "_SQL", {name: queries[name] for name in queries} | {"unreachable": text})
 
 
 async def test_a_short_cut_is_invisible(engine: Engine) -> None:
@@ -257,9 +257,9 @@ async def test_an_outage_of_ours_is_not_the_machines(engine: Engine) -> None:
 async def test_after_a_start_of_the_database_machines_have_time(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queries = dict(processes._SQL)
+    queries = dict(process_ends._SQL)
     queries["unreachable"] = queries["unreachable"].replace("'-infinity'::timestamptz", "now() - interval '5 seconds'")
-    monkeypatch.setattr(processes, "_SQL", queries)
+    monkeypatch.setattr(process_ends, "_SQL", queries)
     floor = await Floor.make(engine, **SHORT)
     job = await floor.job()
     await floor.lose(200)

@@ -11,10 +11,11 @@ from collections.abc import Collection
 from typing import Final
 from uuid import UUID
 
+from omnara.db import process_ends as ends
 from omnara.db import processes as db
 from omnara.db import runtimes
 from omnara.db.connection import Connection
-from omnara.db.processes import EndedAction, EndedProcess, Ending
+from omnara.db.process_ends import EndedAction, EndedProcess, Ending
 from omnara.engine.appending import Appending
 from omnara.engine.machines.completing import Told, add_results, results_of, settle
 
@@ -34,8 +35,8 @@ async def cancel_calls(connection: Connection, agent_id: UUID, calls: Collection
     """
     if not calls:
         return set()
-    processes = await db.cancel_processes(connection, agent_id, BEFORE_GRANT, AFTER_GRANT, calls=calls)
-    actions = await db.cancel_actions(connection, agent_id, BEFORE_GRANT, AFTER_GRANT, calls=calls)
+    processes = await ends.cancel_processes(connection, agent_id, BEFORE_GRANT, AFTER_GRANT, calls=calls)
+    actions = await ends.cancel_actions(connection, agent_id, BEFORE_GRANT, AFTER_GRANT, calls=calls)
     more = await _actions_of(connection, processes)
     return _machines(processes, [*actions, *more])
 
@@ -45,8 +46,8 @@ async def close_agent(connection: Connection, agent_id: UUID, reason: str = ARCH
 
     Inside the transaction that archives it.
     """
-    processes = await db.cancel_processes(connection, agent_id, reason, reason)
-    actions = await db.cancel_actions(connection, agent_id, reason, reason)
+    processes = await ends.cancel_processes(connection, agent_id, reason, reason)
+    actions = await ends.cancel_actions(connection, agent_id, reason, reason)
     return _machines(processes, actions)
 
 
@@ -59,8 +60,8 @@ async def close_binding(
     nobody may read their output any more.
     """
     agent_id = appending.hot.agent_id
-    processes = await db.cancel_processes(connection, agent_id, reason, reason, binding_id=binding_id)
-    actions = await db.cancel_actions(connection, agent_id, reason, reason, binding_id=binding_id)
+    processes = await ends.cancel_processes(connection, agent_id, reason, reason, binding_id=binding_id)
+    actions = await ends.cancel_actions(connection, agent_id, reason, reason, binding_id=binding_id)
     told = results_of([_as_ended(process, reason) for process in processes], actions)
     await add_results(connection, appending, told.get(agent_id, []))
     return _machines(processes, actions)
@@ -92,8 +93,8 @@ async def close_machine_work(connection: Connection, machine_id: UUID, reason: s
     """End everything on a locked machine whose runtime has ended; with `queued` also what it was never given."""
     agents = await db.agents_on(connection, machine_id)
     hot_rows = await db.lock_agents(connection, agents)
-    processes, actions = await db.open_on(connection, machine_id, hot_rows)
-    ended = await db.end_processes(
+    processes, actions = await ends.open_on(connection, machine_id, hot_rows)
+    ended = await ends.end_processes(
         connection,
         [
             Ending(found, "failed" if state == "queued" else "unknown", reason)
@@ -101,7 +102,7 @@ async def close_machine_work(connection: Connection, machine_id: UUID, reason: s
             if queued or state != "queued"
         ],
     )
-    closed = await db.end_actions(
+    closed = await ends.end_actions(
         connection,
         [
             Ending(found, "failed" if state == "queued" or kind == "read" else "unknown", reason)
@@ -115,7 +116,7 @@ async def close_machine_work(connection: Connection, machine_id: UUID, reason: s
 
 async def _actions_of(connection: Connection, processes: Collection[EndedProcess]) -> list[EndedAction]:
     over = [process.id for process in processes if process.state == "failed"]
-    return await db.end_actions_of(connection, over) if over else []
+    return await ends.end_actions_of(connection, over) if over else []
 
 
 def _as_ended(process: EndedProcess, reason: str) -> EndedProcess:

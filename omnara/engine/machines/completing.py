@@ -18,7 +18,7 @@ from omnara.db import processes as db
 from omnara.db.agents import HotRow
 from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
-from omnara.db.processes import EndedAction, EndedProcess
+from omnara.db.process_ends import EndedAction, EndedProcess
 from omnara.domain.content import StructuredDataBlock
 from omnara.domain.events import Outcome
 from omnara.domain.processes import LIVE, action_result, failure

@@ -15,7 +15,8 @@ from uuid import UUID
 
 import msgspec
 
-from omnara.db.processes import Ending, HeldAction, HeldProcess
+from omnara.db.process_ends import Ending
+from omnara.db.processes import HeldAction, HeldProcess
 from omnara.domain.processes import ACTION_OVER, OVER, ActionKind
 from omnara.ids import IdKind, InvalidPublicId, decode, encode
 from omnara.machines.registration import ActionClaim, ActionDirective, ProcessClaim, ProcessDirective

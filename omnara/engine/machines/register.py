@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from omnara.db import process_ends as ends
 from omnara.db import processes as db
 from omnara.db import runtimes
 from omnara.db.connection import Connection
@@ -117,8 +118,8 @@ async def _reconcile(connection: Connection, new: NewRuntime) -> tuple[reconcile
     await db.requeue_reads(connection, new.machine_id, hot_rows)
     actions = await db.lock_actions(connection, reconcile.resolved_of(new.claims, held))
     plan = reconcile.plan(new.claims, held, actions)
-    processes = await db.end_processes(connection, plan.processes) if plan.processes else []
-    closed = await db.end_actions(connection, plan.actions) if plan.actions else []
-    closed += await db.end_actions_of(connection, [process.id for process in held])
+    processes = await ends.end_processes(connection, plan.processes) if plan.processes else []
+    closed = await ends.end_actions(connection, plan.actions) if plan.actions else []
+    closed += await ends.end_actions_of(connection, [process.id for process in held])
     await settle(connection, hot_rows, results_of(processes, closed), told)
     return plan, told

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 
+from omnara.db import process_ends as ends
 from omnara.db import processes as db
 from omnara.db import runtimes
 from omnara.db.agents import HotRow
@@ -149,7 +150,7 @@ class _Reported:
         cursor = event.result.next_cursor if won and event.result is not None else None
         await db.finished(self._connection, self._process.id, verdicts.finish_of(event, cursor))
         if self._process.next_action_seq > 1:
-            ended = await db.end_actions_of(self._connection, [self._process.id])
+            ended = await ends.end_actions_of(self._connection, [self._process.id])
             results = results_of((), ended).get(self._process.agent_id, [])
             await add_results(self._connection, self._appending, results)
         return await self._done(won, self._process.tool_call_id)

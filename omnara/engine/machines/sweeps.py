@@ -14,11 +14,12 @@ from uuid import UUID
 import msgspec
 
 from omnara.clock import monotonic
+from omnara.db import process_ends as ends
 from omnara.db import processes as db
 from omnara.db import runtimes
 from omnara.db.agents import HotRow
 from omnara.db.connection import Connection
-from omnara.db.processes import EndedProcess, Ending, Waiting
+from omnara.db.process_ends import EndedProcess, Ending, Waiting
 from omnara.domain.processes import failure
 from omnara.engine.deps import Deps
 from omnara.engine.machines.completing import Result, Told, results_of, settle
@@ -84,7 +85,7 @@ async def _overdue(deps: Deps) -> int:
     limit_s = deps.settings.machine_accept_limit_s
 
     async def work(connection: Connection) -> tuple[int, Told]:
-        found = await db.overdue(connection, limit_s, BATCH)
+        found = await ends.overdue(connection, limit_s, BATCH)
         told = Told()
         locked = await _lock(connection, found)
         if locked is None:
@@ -104,7 +105,7 @@ async def _unreachable(deps: Deps) -> int:
     grace_s = deps.settings.machine_grace_s
 
     async def work(connection: Connection) -> tuple[int, Told]:
-        found = await db.unreachable(connection, grace_s, BATCH)
+        found = await ends.unreachable(connection, grace_s, BATCH)
         told = Told()
         locked = await _lock(connection, found)
         if locked is None:
@@ -112,7 +113,7 @@ async def _unreachable(deps: Deps) -> int:
         hot_rows, processes, actions = locked
         # Looked at again now that the rows are locked: a machine that came back meanwhile keeps its work.
         ids = [*(row.id for row in processes), *(action for action, _, _ in actions)]
-        still = {waiting.id for waiting in await db.unreachable(connection, grace_s, len(ids), ids)}
+        still = {waiting.id for waiting in await ends.unreachable(connection, grace_s, len(ids), ids)}
         queued = [
             Ending(row.id, "failed", UNREACHABLE) for row in processes if row.id in still and row.state == "queued"
         ]
@@ -140,8 +141,8 @@ async def _lock(
     if not hot_rows:
         return None
     wanted = {what: [waiting.id for waiting in found if waiting.what == what] for what in ("process", "action")}
-    processes = await db.try_lock_processes(connection, wanted["process"], hot_rows) if wanted["process"] else []
-    actions = await db.try_lock_actions(connection, wanted["action"], hot_rows) if wanted["action"] else []
+    processes = await ends.try_lock_processes(connection, wanted["process"], hot_rows) if wanted["process"] else []
+    actions = await ends.try_lock_actions(connection, wanted["action"], hot_rows) if wanted["action"] else []
     return hot_rows, processes, actions
 
 
@@ -154,10 +155,10 @@ async def _end(
     left: Sequence[EndedProcess] = (),
 ) -> Told:
     """End what is to be ended, and give every call behind it, and behind what is left to run, its result."""
-    ended = await db.end_processes(connection, processes) if processes else []
-    closed = await db.end_actions(connection, actions) if actions else []
+    ended = await ends.end_processes(connection, processes) if processes else []
+    closed = await ends.end_actions(connection, actions) if actions else []
     if ended:
-        closed += await db.end_actions_of(connection, [process.id for process in ended])
+        closed += await ends.end_actions_of(connection, [process.id for process in ended])
     results = results_of(ended, closed)
     for process in left:
         if process.tool_call_id is not None:
