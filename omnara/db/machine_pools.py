@@ -109,6 +109,16 @@ class PoolGrantRow(msgspec.Struct, frozen=True, kw_only=True):
     overrides: PoolOverrides
 
 
+class NewPoolGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """A grant to insert, in the order of the statement's parameters."""
+
+    id: UUID
+    org_id: UUID
+    project_id: UUID
+    pool_id: UUID
+    idempotency_key: str | None
+
+
 async def add(connection: Connection, pool_id: UUID, org_id: UUID, provider: str, settings: PoolSettings) -> bool:
     """Insert a pool; False when its organization has one of this name."""
     values = _values(settings)
@@ -155,10 +165,10 @@ async def mark_deleted(connection: Connection, pool_id: UUID) -> None:
     await connection.execute(_SQL["mark_pool_deleted"], pool_id)
 
 
-async def add_grant(connection: Connection, grant: PoolGrantRow, key: str | None) -> bool:
+async def add_grant(connection: Connection, new: NewPoolGrant, overrides: PoolOverrides) -> bool:
     """Let a project use a locked pool; False when it may already, or when the idempotency key is used."""
-    ids = (grant.id, grant.org_id, grant.project_id, grant.pool_id, key)
-    return await connection.fetchval(_SQL["add_pool_grant"], *ids, *_values(grant.overrides)) is not None
+    values = (*msgspec.structs.astuple(new), *_values(overrides))
+    return await connection.fetchval(_SQL["add_pool_grant"], *values) is not None
 
 
 async def find_grant(

@@ -112,13 +112,14 @@ cross join lateral (
 where p.id = $1 and p.deleted_at is null;
 
 -- name: insert_pool_machine
--- A machine that is to be provisioned, and its project's right to use it. The pool is locked.
+-- A machine that is to be provisioned, with its pool's metadata, and its project's right to use it. The pool is locked.
+-- Index: machine_pools_pkey.
 with m as (
   insert into machines (id, org_id, source_kind, pool_id, pool_grant_id, project_id, display_name, description, provider,
                         cwd, env, secret_env, cpu, memory_mb, provider_options, delete_after_idle_minutes,
-                        lifecycle_state, next_reconcile_after)
+                        lifecycle_state, next_reconcile_after, metadata)
   values ($1, $2, 'pool', $3, $4, $5, $6, $7, $8, $9, $10::jsonb, $11::jsonb, $12, $13, $14::jsonb, $15,
-          'provisioning', statement_timestamp())
+          'provisioning', statement_timestamp(), (select metadata from machine_pools where id = $3))
   returning id
 )
 insert into machine_grants (id, org_id, project_id, machine_id, pool_grant_id, source_kind)

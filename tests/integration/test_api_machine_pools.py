@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from omnara.engine.emptying import empty_projects
 from omnara.ids import IdKind, decode, encode, new_uuid
-from tests.contract.server import api_server, invariants_hold
+from tests.contract.server import CONFIG, api_server, invariants_hold
 from tests.integration.test_api_machines import Lab
 from tests.support.postgres import PostgresForTests
 
@@ -269,6 +269,32 @@ async def test_who_may_do_what_with_pools(lab: PoolLab) -> None:
     await lab.ask("DELETE", grant, status=204, key=admin)
     again = await lab.refused("POST", lab.pool_grants, {"machine_pool_id": pool["id"]}, key=admin)
     assert again == (404, "not_found"), "who does not have it cannot give it"
+
+
+async def test_an_agents_machine_has_what_pool_and_grant_say(lab: PoolLab) -> None:
+    metadata = {f"k{n}": "v" for n in range(15)}
+    pool = await lab.pool(
+        "made from", default_machine_env={"A": "1", "B": "1"}, default_cwd="/pool", metadata=metadata, max_machine_cpu=4
+    )
+    overlay = {"default_machine_env_overlay": {"A": None, "C": "3"}, "default_machine_cpu": 3}
+    await lab.post(lab.pool_grants, {"machine_pool_id": pool["id"], **overlay})
+    agent = await lab.server.agent(source=f"{CONFIG}tools: {{}}\nmachine_sources: [{{pool: made from}}]\n")
+    [listed] = (await lab.ask("GET", f"{lab.server.scope}/machines?name=made*from-*"))["data"]
+    path = f"{lab.machines}/{listed['id']}"
+    made = await lab.ask("GET", path)
+    assert (made["env"], made["cwd"], made["machine_pool_id"]) == ({"B": "1", "C": "3"}, "/pool", pool["id"])
+    assert (made["metadata"], made["lifecycle_state"]) == (metadata, "provisioning")
+    assert (made["connection_state"], made["connection_state_reason"]) == ("offline", "provisioning")
+    [used] = (await lab.ask("GET", f"{lab.pools}?name=made*from"))["data"]
+    assert used["usage"] == {"machines": 1, "cpu": 3, "memory_mb": 0}
+    place = """{"directory": "/var/lib/omnara/x", "ip_address": "10.0.0.2"}"""
+    await lab.server.rows(
+        "update machines set metadata = metadata || $2::jsonb, observed_platform = 'linux/amd64' where id = $1",
+        *(decode(IdKind.MACHINE, made["id"]), place),
+    )
+    assert (await lab.ask("GET", path))["metadata"] == metadata | {"observed_platform": "linux/amd64"}
+    await lab.post(f"{agent}/archive", status=200)
+    assert (await lab.lifecycle(made["id"]))[0] == "deleting"
 
 
 # --- what ends with what ----------------------------------------------------------------------------------

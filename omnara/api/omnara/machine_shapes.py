@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -24,6 +24,12 @@ from omnara.db.machine_grants import MachineGrantRow
 from omnara.db.machines import Access, MachineRow, MachineSummaryRow
 from omnara.ids import IdKind, encode
 
+_MAX_PAIRS: Final = 16
+"""Source: contract (Metadata)."""
+_DIRECTORY: Final = "directory"
+_ADDRESS: Final = "ip_address"
+"""What providers write into the metadata of a machine's row."""
+
 
 def secret_ids(env: Mapping[str, str]) -> dict[str, UUID]:
     """The secrets that an environment names."""
@@ -37,10 +43,7 @@ def public_secret_ids(stored: str) -> dict[str, Any]:
 
 
 def machine(row: MachineRow) -> Machine:
-    """A machine. What its daemon reported of its platform is shown among the metadata."""
-    metadata = msgspec.json.decode(row.metadata, type=dict[str, str])
-    if row.observed_platform:
-        metadata[RESERVED_KEY] = row.observed_platform
+    """A machine."""
     return Machine(
         **summary_fields(row),
         machine_pool_id=public(IdKind.MACHINE_POOL, row.pool_id),
@@ -54,8 +57,23 @@ def machine(row: MachineRow) -> Machine:
         next_reconcile_after=row.next_reconcile_after,
         provision_attempts=row.provision_attempts,
         delete_attempts=row.delete_attempts,
-        metadata=metadata,
+        metadata=_metadata(row),
     )
+
+
+def _metadata(row: MachineRow) -> dict[str, str]:
+    """What people said, what the place of a pool machine adds where there is room, and what the daemon told of itself.
+
+    Where on the server's own disk a machine is, is nobody's business.
+    """
+    found = msgspec.json.decode(row.metadata, type=dict[str, str])
+    if row.pool_id is not None:
+        found.pop(_DIRECTORY, None)
+        if len(found) >= _MAX_PAIRS:
+            found.pop(_ADDRESS, None)
+    if row.observed_platform:
+        found[RESERVED_KEY] = row.observed_platform
+    return found
 
 
 def machine_summary(row: MachineSummaryRow) -> MachineSummary:

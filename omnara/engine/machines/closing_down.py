@@ -198,21 +198,22 @@ async def _pool_to_delete(connection: Connection, org_id: UUID, pool_id: UUID, *
 
 
 async def _drop_pool_grant(deps: Deps, project: ProjectScope, grant_id: UUID) -> None:
+    async with deps.db.acquire() as connection:
+        grant = await machine_pools.find_grant(connection, project.project_id, grant_id=grant_id)
+    if grant is None:
+        raise NotFound("machine pool grant")
+    pool_id, done = grant.pool_id, False
+
     async def finish(connection: Connection) -> bool:
-        await machine_pools.lock(connection, project.org_id, row.pool_id)
-        if await machines.of_pool(connection, row.pool_id, grant_id):
+        await machine_pools.lock(connection, project.org_id, pool_id)
+        if await machines.of_pool(connection, pool_id, grant_id):
             return False
         if await machine_pools.drop_grant(connection, project.project_id, grant_id) is None:
             raise NotFound("machine pool grant")
         return True
 
-    async with deps.db.acquire() as connection:
-        found = await machine_pools.find_grant(connection, project.project_id, grant_id=grant_id)
-    if found is None:
-        raise NotFound("machine pool grant")
-    row, done = found, False
     while not done:
-        await _end_machines(deps, project.org_id, row.pool_id, grant_id, POOL_GRANT_REVOKED)
+        await _end_machines(deps, project.org_id, pool_id, grant_id, POOL_GRANT_REVOKED)
         done = await deps.db.run(finish)
 
 

@@ -7,8 +7,7 @@ Source: api.md §3, §8; machines.md §12; contract (updateProjectMachinePoolGra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -18,7 +17,7 @@ from omnara.access.roles import ProjectAction, ProjectScope
 from omnara.db import machine_pools
 from omnara.db.connection import Connection
 from omnara.db.listing import ListOrder
-from omnara.db.machine_pools import PoolGrantRow, PoolOverrides, PoolRow, PoolSummaryRow, Sizes
+from omnara.db.machine_pools import NewPoolGrant, PoolGrantRow, PoolOverrides, PoolRow, PoolSummaryRow, Sizes
 from omnara.engine.deps import Deps
 from omnara.engine.machines.access import manages, projects_of
 from omnara.engine.machines.environment import keep_secrets
@@ -28,9 +27,6 @@ from omnara.engine.machines.pool_settings import applied, check_sizes, differing
 from omnara.engine.scope import project_in_scope
 from omnara.errors import Conflict, IdempotencyKeyConflict, NotFound
 from omnara.ids import new_uuid
-
-_UNSAID: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""In the place of times that the database gives."""
 
 
 class CreatedPoolGrant(msgspec.Struct, frozen=True):
@@ -61,18 +57,11 @@ async def create_grant(
     async def work(connection: Connection) -> CreatedPoolGrant:
         pool = await _given_away(connection, p, project.org_id, pool_id)
         await _check(connection, project, pool, overrides)
-        grant = PoolGrantRow(
-            id=new_uuid(),
-            org_id=project.org_id,
-            project_id=project.project_id,
-            pool_id=pool_id,
-            created_at=_UNSAID,
-            updated_at=_UNSAID,
-            deleted_at=None,
-            overrides=overrides,
+        new = NewPoolGrant(
+            id=new_uuid(), org_id=project.org_id, project_id=project.project_id, pool_id=pool_id, idempotency_key=key
         )
-        if await machine_pools.add_grant(connection, grant, key):
-            return CreatedPoolGrant(True, await _found(connection, project, grant.id))
+        if await machine_pools.add_grant(connection, new, overrides):
+            return CreatedPoolGrant(True, await _found(connection, project, new.id))
         row = None if key is None else await machine_pools.find_grant(connection, project.project_id, key=key)
         if row is None:
             raise Conflict("the project may use the machine pool already")
