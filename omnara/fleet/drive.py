@@ -38,6 +38,8 @@ TRIES: Final = 5
 """Failures in a row after which another replica may try its luck."""
 FIRST_WAIT_S: Final = 0.2
 LONGEST_WAIT_S: Final = 5.0
+MOVED_ON_S: Final = 0.5
+"""The same when the machine has moved on: it is free again only for another container, or another claim."""
 COOLING_S: Final = 15.0
 """How long a machine that could not be driven here is left to other replicas."""
 
@@ -84,7 +86,7 @@ class Drive:
                 if await self._mended():
                     return 0.0
             except (Gone, LookupError):
-                return LONGEST_WAIT_S
+                return MOVED_ON_S
             except Unavailable as error:
                 log.warning("a machine cannot be driven now", machine_id=str(self.claim.machine_id), error=str(error))
             except Exception as error:  # one machine's trouble is not the others'

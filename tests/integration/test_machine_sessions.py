@@ -18,6 +18,7 @@ from omnara.fleet.sessions import Sessions
 from omnara.ids import IdKind, decode, encode, new_uuid
 from tests.contract.server import ApiServer, api_server, invariants_hold
 from tests.support.machines import BASE, RawDaemon, TestMachine, bind, make_machine, queue_command, raw_daemon
+from tests.support.postgres import PostgresForTests
 from tests.support.tcp_proxy import proxied
 from tests.support.waiting import until
 
@@ -69,11 +70,23 @@ async def make_bench(server: ApiServer) -> Bench:
     return Bench(server, machine, agent_id, await bind(Sql(server), machine, agent_id))
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def dsn(postgres: PostgresForTests) -> AsyncIterator[str]:
+    """The database of this module's servers."""
+    async with postgres.fresh() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(dsn: str) -> AsyncIterator[ApiServer]:
+    async with api_server(dsn, **QUICK) as made:
+        yield made
+        await invariants_hold(made)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with api_server(database, **QUICK) as server:
-        yield await make_bench(server)
-        await invariants_hold(server)
+async def bench(server: ApiServer) -> Bench:
+    return await make_bench(server)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -101,10 +114,11 @@ async def test_a_command_is_offered_granted_and_reported(bench: Bench, daemon: R
 
 
 async def test_heartbeats_are_acknowledged_and_keep_the_lease(bench: Bench, daemon: RawDaemon) -> None:
-    before = await bench.sql.fetch("select lease_expires_at from machine_runtimes")
+    query = "select lease_expires_at from machine_runtimes where machine_id = $1"
+    before = await bench.sql.fetch(query, bench.machine.id)
     await daemon.beat()
     assert await daemon.expect("heartbeat_ack") == {"next_heartbeat_after_ms": 1000}
-    assert (await bench.sql.fetch("select lease_expires_at from machine_runtimes"))[0][0] > before[0][0]
+    assert (await bench.sql.fetch(query, bench.machine.id))[0][0] > before[0][0]
     state = await bench.sql.fetch("select state from machine_connections where machine_id = $1", bench.machine.id)
     assert state[0][0] == "online"
 
@@ -181,10 +195,10 @@ async def test_a_new_daemon_replaces_the_old_one(bench: Bench, daemon: RawDaemon
         await newer.take(await bench.queue())
 
 
-async def test_another_replica_queues_and_takes_over(bench: Bench, database: str) -> None:
+async def test_another_replica_queues_and_takes_over(bench: Bench, dsn: str) -> None:
     """A holds the channel while B queues; then the daemon connects to B, and A closes what it had."""
     async with (
-        api_server(database, **QUICK | {"machine_drain_s": 30.0}) as b,
+        api_server(dsn, **QUICK | {"machine_drain_s": 30.0}) as b,
         raw_daemon(b.url, bench.machine) as daemon,
     ):
         process_id = await bench.queue()
@@ -216,8 +230,8 @@ async def test_a_lost_channel_is_offline_at_once_and_back_at_once(bench: Bench, 
     assert await state() == "online"
 
 
-async def test_silence_ends_a_channel(database: str) -> None:
-    async with api_server(database, **QUICK | {"machine_silence_s": 0.3}) as server:
+async def test_silence_ends_a_channel(dsn: str) -> None:
+    async with api_server(dsn, **QUICK | {"machine_silence_s": 0.3}) as server:
         bench = await make_bench(server)
         async with raw_daemon(server.url, bench.machine) as daemon:
             assert await daemon.closed(5) == 1000
@@ -332,9 +346,9 @@ async def test_only_a_daemons_token_opens_the_door(bench: Bench, method: str, pa
     assert answer.status == 401
 
 
-async def test_an_outage_is_never_told_as_a_bad_token(database: str, daemon: RawDaemon, bench: Bench) -> None:
+async def test_an_outage_is_never_told_as_a_bad_token(dsn: str, daemon: RawDaemon, bench: Bench) -> None:
     """A daemon that hears 401 destroys everything: while Postgres is away it must hear 503, whatever it asks for."""
-    async with proxied(database) as (proxy, url), api_server(url, **QUICK) as cut:
+    async with proxied(dsn) as (proxy, url), api_server(url, **QUICK) as cut:
         daemon.url = cut.url
         assert (await daemon.call("POST", "/bootstrap"))[0] == 200
         proxy.cut()
@@ -406,13 +420,16 @@ async def test_a_bad_registration_is_400(bench: Bench, body: Any) -> None:
 # --- the end of a server ------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_stops_closes_its_channels_within_a_second(bench: Bench, daemon: RawDaemon) -> None:
-    sessions = next(part for part in bench.server.parts.services if isinstance(part, Sessions))
-    assert len(sessions) == 1
-    started = asyncio.get_running_loop().time()
-    closing = asyncio.create_task(sessions.drain(Deadline(20)))
-    assert await daemon.closed() == 1001
-    await closing
-    assert asyncio.get_running_loop().time() - started < 1
-    status, body = await daemon.refused()
-    assert (status, body["code"]) == (503, "service_unavailable")
+async def test_a_server_that_stops_closes_its_channels_within_a_second(dsn: str) -> None:
+    async with api_server(dsn, **QUICK) as server:
+        bench = await make_bench(server)
+        async with raw_daemon(server.url, bench.machine) as daemon:
+            sessions = next(part for part in server.parts.services if isinstance(part, Sessions))
+            assert len(sessions) == 1
+            started = asyncio.get_running_loop().time()
+            closing = asyncio.create_task(sessions.drain(Deadline(20)))
+            assert await daemon.closed() == 1001
+            await closing
+            assert asyncio.get_running_loop().time() - started < 1
+            status, body = await daemon.refused()
+            assert (status, body["code"]) == (503, "service_unavailable")

@@ -21,6 +21,7 @@ from omnara.settings import child_environment
 from omnara.testing import say
 from tests.support.cluster import Cluster
 from tests.support.machines import TestMachine, bind, make_machine, queue_command, raw_daemon
+from tests.support.postgres import PostgresForTests
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.times import SHRUNK
@@ -60,16 +61,25 @@ class Scene:
         return str(await self.cluster.sql.fetchval(query, self.machine.id))
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cluster(postgres: PostgresForTests, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """One replica that stays; tests kill the other one."""
+    directory = tmp_path_factory.mktemp("machines")
+    async with postgres.fresh() as dsn, Cluster(dsn, directory, SHRUNK, **SETTINGS) as made:
+        (made.front,) = await made.start(1, ROLES)
+        yield made
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def scene(database: str, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with Cluster(database, tmp_path, SHRUNK, **SETTINGS) as cluster:
-        servers = await cluster.start(1, ROLES)
-        servers += await cluster.start(1, ROLES)
-        agent = await cluster.agent(cluster.client(servers[0]), say("fine"))
-        project = await cluster.sql.fetchrow("select id, org_id from projects limit 1")
-        machine = await make_machine(cluster.sql, project["org_id"], project["id"])
-        yield Scene(cluster, servers, machine, agent.uuid, await bind(cluster.sql, machine, agent.uuid))
-        await cluster.verify()
+async def scene(cluster: Cluster) -> AsyncIterator[Scene]:
+    left = [one for one in cluster.replicas if one.alive and one is not cluster.front]
+    first = left[0] if left else (await cluster.start(1, ROLES))[0]
+    agent = await cluster.agent(cluster.client(cluster.front), say("fine"))
+    project = await cluster.sql.fetchrow("select id, org_id from projects limit 1")
+    machine = await make_machine(cluster.sql, project["org_id"], project["id"])
+    binding = await bind(cluster.sql, machine, agent.uuid)
+    yield Scene(cluster, [first, cluster.front], machine, agent.uuid, binding)
+    await cluster.verify()
 
 
 def claim(public: str) -> dict[str, Any]:
