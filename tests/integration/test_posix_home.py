@@ -366,6 +366,18 @@ async def test_a_flood_is_bounded_on_disk_and_in_memory(home: HomeOfTest) -> Non
     assert (new.data, new.dropped) == (b"end\n", False)
 
 
+@pytest.mark.parametrize("io_mode", ["pipe", "pty"])
+async def test_a_flood_does_not_keep_a_command_from_being_stopped(home: HomeOfTest, io_mode: str) -> None:
+    record = await home.start("yes", io_mode=io_mode)
+    assert (await home.home.signal(record.process_id, "pac_1", 1, "terminate")).state == "applied"
+    ended = (await home.ended(record.process_id)).exit
+    assert ended is not None
+    assert ended.state == "killed"
+    limited = (await home.run("yes", io_mode=io_mode, timeout_seconds=1)).exit
+    assert limited is not None
+    assert limited.reason_code == "timeout"
+
+
 async def _ends_at(home: HomeOfTest, process_id: str, end: int) -> bool:
     return (await home.home.watch(process_id, 0, 0)).output_end == end
 

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import pty
+import resource
 import signal
 import struct
 import termios
@@ -19,6 +20,7 @@ __all__ = ["NotStarted", "Started", "start"]
 _SCRIPT_FD = 9
 _LONGEST_ARGUMENT = 120 * 1024
 """A kernel takes 128 KiB in one argument; a longer command goes in as a file that has no name."""
+_MOST_PROCESSES = 4096
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ROWS, _COLUMNS = 24, 80
 """Source: machines.md §7."""
@@ -144,6 +146,7 @@ def _become(
             namespaces.enter_sandbox(entered)
         if entered is not None or launch.get("uid") is not None:
             namespaces.forbid_new_privileges()
+            _limit_processes()
         _change_user(launch)
         namespaces.die_with_parent(signal.SIGKILL)
         if keeper is not None and os.getppid() != keeper:
@@ -178,6 +181,13 @@ def _change_user(launch: dict[str, Any]) -> None:
     os.setgroups([])
     os.setresgid(launch["gid"], launch["gid"], launch["gid"])
     os.setresuid(launch["uid"], launch["uid"], launch["uid"])
+
+
+def _limit_processes() -> None:
+    """Keep a fork bomb of a confined user from using up the computer's process numbers."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = _MOST_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MOST_PROCESSES)
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
 def _enter_directory(cwd: str) -> str:
