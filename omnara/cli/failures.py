@@ -9,10 +9,11 @@ from typing import Final
 
 import msgspec
 
+from omnara.cli.root import OUTPUT_ERRORS
 from omnara.client.errors import ApiError, ClientError, ServerUnreachable
 from omnara.errors import ConfigurationError, OmnaraError, Unavailable
 
-__all__ = ["AWAY", "BUG", "FAILED", "USAGE", "Failure", "explain"]
+__all__ = ["AWAY", "BUG", "FAILED", "USAGE", "Failure", "explain", "output_error"]
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -42,6 +43,15 @@ def explain(error: BaseException) -> Failure | None:
         return _refusal(error)
     if isinstance(error, ClientError | OmnaraError):
         return Failure(str(error), FAILED)
+    return None
+
+
+def output_error(error: BaseException) -> OSError | None:
+    """Return the error of a write to standard output, also from among those of tasks that failed together."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for part in error.exceptions if (found := output_error(part)) is not None), None)
+    if isinstance(error, OSError) and error.errno in OUTPUT_ERRORS and error.filename is None:
+        return error
     return None
 
 

@@ -5,6 +5,7 @@ Modules load late because `omnara --help` should answer at once, while a server'
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -37,6 +38,9 @@ _COMMANDS: Final[Mapping[str, _Entry]] = {
     "mock-model": _Entry("omnara.cli.mock_model", "Serve a scripted model over HTTP, for tests without a provider."),
     "settings": _Entry("omnara.cli.settings", "Show every setting: name, value, meaning."),
 }
+
+OUTPUT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE})
+"""What writing to standard output may end with."""
 
 EPILOG: Final = """\b
 Exit codes
@@ -85,24 +89,51 @@ def main() -> None:
     """Run the command line and leave the process with a documented exit code."""
     _open_streams()
     try:
+        code = _run()
+        sys.stdout.flush()
+    except OSError as error:
+        code = _lost_output(error)
+    sys.exit(code)
+
+
+def _run() -> int:
+    try:
         code = root.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except click.Abort:
         click.echo("stopped", err=True)
-        sys.exit(130)
+        return 130
     except Exception as error:
         # Imported here: it knows the client's errors, and so loads an HTTP library that `--help` does not need.
-        from omnara.cli.failures import explain
+        from omnara.cli.failures import explain, output_error
         from omnara.visible import visible
 
+        lost = output_error(error)
+        if lost is not None:
+            raise lost from error
         failure = explain(error)
         if failure is None:
             raise
         click.echo(f"error: {visible(failure.text, lines=True)}", err=True)
-        sys.exit(failure.exit_code)
-    sys.exit(code if isinstance(code, int) else 0)
+        return failure.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _lost_output(error: OSError) -> int:
+    """Say why the output ends early: a full disk, a pipe whose reader has left. Raises what is neither.
+
+    What is left in the buffer can go nowhere. The interpreter would try once more at its end, and fail without words.
+    """
+    if error.errno not in OUTPUT_ERRORS:
+        raise error
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    os.close(sink)
+    if error.errno != errno.EPIPE:  # whoever has left, as `head` does, is not told
+        click.echo(f"error: the output could not be written: {error.strerror}", err=True)
+    return 1
 
 
 def _open_streams() -> None:

@@ -511,3 +511,41 @@ def test_events_are_described_in_one_line() -> None:
     assert "\n" not in line
     assert "…" in line
     assert "web_fetch" in line
+
+
+# --- output that goes nowhere -----------------------------------------------------------------------------
+
+
+async def into(path: str, *arguments: str, environment: Mapping[str, str], stdin: str = "") -> Done:
+    """Run a command whose standard output is this file."""
+    with open(path, "wb") as target:  # noqa: ASYNC230 - a device, or a file of the test
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "omnara", *arguments,
+            env=child_environment(environment), stdin=asyncio.subprocess.PIPE, stdout=target,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+    _, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
+    assert process.returncode is not None
+    return Done(process.returncode, "", err.decode())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+async def test_a_full_disk_is_said_in_words(caller: dict[str, str]) -> None:
+    for arguments, stdin in (
+        (("settings",), ""),
+        (("--help",), ""),
+        (("chat", "--model", "anthropic/scripted"), "Hi\n"),
+    ):
+        done = await into("/dev/full", *arguments, environment=caller, stdin=stdin)
+        assert (done.code, "Traceback" in done.err) == (1, False), done.err
+        assert "error: the output could not be written: No space left on device" in done.err
+
+
+async def test_a_reader_that_leaves_is_no_error_worth_words(caller: dict[str, str]) -> None:
+    process = await asyncio.create_subprocess_shell(
+        f"{sys.executable} -m omnara settings | true",
+        env=child_environment(caller) | {"PYTHONUNBUFFERED": "1"},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert err.decode() == ""
