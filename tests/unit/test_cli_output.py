@@ -34,10 +34,21 @@ def test_nothing_is_left_to_obey(text: str) -> None:
     assert not obeyed(visible(text, lines=True))
 
 
+@pytest.mark.parametrize(
+    "hidden", ["\u200b", "\u200d", "\u200c", "\u2060", "\ufeff", "\xad", "\u034f", "\u3164", "\ufe0f", "\U000e0041"]
+)
+def test_names_that_look_the_same_and_are_not_are_told_apart(hidden: str) -> None:
+    for name in (f"pay{hidden}pal", f"{hidden}paypal", f"paypal{hidden}", f"пей{hidden}пал"):
+        shown = visible(name)
+        assert hidden not in shown
+        assert f"{ord(hidden):x}" in shown.lower()
+
+
 def test_what_is_harmless_stays() -> None:
-    for text in ("Grüße, 世界 👩\u200d💻", "a [bold]b[/] \\x1b"):
+    for text in ("Grüße, 世界 👩\u200d💻", "a [bold]b[/] \\x1b", "❤\ufe0f", "می\u200cخواهم", "क्\u200dष"):
         assert visible(text) == text
     assert visible("a\n\tb", lines=True) == "a\n\tb"
+    assert visible("a\u200bb", lines=True) == "a\u200bb", "a text is no name"
     assert visible("a\n\tb") == "a\\n\\tb"
 
 
