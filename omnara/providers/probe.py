@@ -268,5 +268,12 @@ def _refused(sdk: Any, error: Any, target: ProbeTarget) -> ProbeFailed:
     if isinstance(error, sdk.InternalServerError):
         return ProbeFailed("status", f"the provider has a problem of its own ({status}); try again later", status)
     return ProbeFailed(
-        "status", safe_message(f"the endpoint refused ({status}): {error.message}", target.api_key), status
+        "status", safe_message(f"the endpoint refused ({status}): {_words(error)}", target.api_key), status
     )
+
+
+def _words(error: Any) -> str:
+    """What the endpoint says of its refusal. One SDK writes the whole body, as Python would, into its message."""
+    body = error.body.get("error", error.body) if isinstance(error.body, dict) else error.body
+    said = [body] if not isinstance(body, dict) else [body.get("message"), body.get("type"), error.body.get("message")]
+    return next((text for text in said if isinstance(text, str) and text), "it does not say why")

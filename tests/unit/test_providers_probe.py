@@ -160,6 +160,24 @@ async def test_a_refusal_is_a_sentence_by_its_class(api_format: str, status: int
 
 
 @pytest.mark.parametrize("api_format", FORMATS)
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"type": "error", "error": {"type": "some_error", "message": "the region is closed"}}, "the region is closed"),
+        ({"error": {"type": "billing_error"}}, "billing_error"),
+        ({"error": "closed on Sundays"}, "closed on Sundays"),
+        ({"message": "no such plan"}, "no such plan"),
+        ({"error": {"message": {"nested": 1}}}, "it does not say why"),
+        ([1, 2], "it does not say why"),
+        ({}, "it does not say why"),
+    ],
+)  # fmt: skip
+async def test_a_refusal_says_what_the_provider_says_in_words(api_format: str, body: object, says: str) -> None:
+    found = await of(api_format, saying(418, body))
+    assert found == ProbeFailed("status", f"the endpoint refused (418): {says}", 418)
+
+
+@pytest.mark.parametrize("api_format", FORMATS)
 async def test_a_redirect_is_not_followed(api_format: str) -> None:
     found = await of(api_format, saying(302, location="/elsewhere"))
     assert isinstance(found, ProbeFailed)
