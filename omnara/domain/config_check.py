@@ -260,7 +260,7 @@ class _Check(Values):
 
     def _custom(self, name: str, entry: dict[str, Any], path: str) -> ToolDefinition | None:
         if name in self._offer.built_in:
-            self.fault(path, "is the name of a built-in tool")
+            self.fault(path, f"is the name of a built-in tool; give yours another name, such as my_{name}")
         description = self.text(entry, "description", path, MAX_DESCRIPTION_CHARS)
         schema = entry.get("input_schema")
         permission = self._permission(entry.get("permission"), _MODES, "always_allow", path)

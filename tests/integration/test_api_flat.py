@@ -164,6 +164,16 @@ async def test_other_peoples_agents_do_not_exist(server: ApiServer) -> None:
     assert (refused.status, refused.code) == (403, "forbidden"), "without a project there is nowhere to launch"
 
 
+@pytest.mark.parametrize("name", ["read_file", "web_fetch", "ask_question"])
+async def test_a_tool_named_like_a_built_in_one_is_refused_with_another_name(
+    server: ApiServer, name: str
+) -> None:
+    refused = await server.call("POST", "/agents", BODY | {"tools": [LOOK | {"name": name}]})
+    assert refused.status == 400
+    assert f"give yours another name, such as my_{name}" in refused.text
+    assert await launch(server, tools=[LOOK | {"name": f"my_{name}"}])
+
+
 # --- the list ---------------------------------------------------------------------------------------------
 
 
