@@ -7,6 +7,7 @@ from typing import Any
 
 import asyncpg
 
+from omnara.db.sqlfiles import split_statements, sql_root
 from omnara.domain.content import ResultBlock, TextBlock
 from omnara.engine.artifacts_sweep import sweep_loose_files
 from omnara.engine.artifacts_tools import AgentFiles
@@ -19,6 +20,7 @@ from tests.support.waiting import until
 
 LONG = "a long result, line by line\n" * 4000
 HOUR_S = 3600.0
+MIGRATION = "0011_sums_and_emptying.expand.sql"
 
 
 async def spilled(engine: Engine, path: AgentPath, text: str = LONG) -> list[Any]:
@@ -154,3 +156,27 @@ async def test_several_sweeps_at_once_remove_each_file_once(engine: Engine) -> N
     decided = await asyncio.gather(*(sweep_loose_files(engine.deps.db, HOUR_S) for _ in range(4)))
     assert sum(decided) == 6
     assert await swept(engine) == (0, 0, 0)
+
+
+async def test_files_of_before_the_mark_are_looked_at_once(engine: Engine) -> None:
+    """The migration marks those that may be without a result; what is younger than the mark, or no such file, stays."""
+    path, other = await engine.agent(), await engine.agent("go")
+    await spilled(engine, path)
+    await mention(engine, other, await spilled(engine, other, LONG + "mentioned"))
+    await create_input(engine.deps, engine.p, other, [inline(png())])
+    await engine.fetch("update artifacts set loose = false")
+    (mark,) = [
+        text
+        for text in split_statements((sql_root() / "migrations" / MIGRATION).read_text(encoding="utf-8"))
+        if "update artifacts" in text
+    ]
+    await engine.fetch(mark)
+    assert await swept(engine, 0) == (0, 3, 3), "these are younger than the mark, which whoever wrote them kept"
+    await engine.fetch(
+        """update artifacts
+           set created_at = (select applied_at from schema_migrations where version = 9) - interval '1 day'"""
+    )
+    await engine.fetch(mark)
+    await engine.fetch("update artifact_blobs set touched_at = touched_at - interval '61 minutes'")
+    assert await swept(engine) == (2, 2, 2)
+    assert await swept(engine) == (0, 2, 2)
