@@ -1,8 +1,8 @@
 """One exec into a container, over which all requests for its processes go: a request costs two forks, not an exec.
 
-An exec costs about 50 ms, a request over this one about 3. Answers come on its standard output, news (`out`, `exit` and
-`act`) on its standard error, so that neither can break into the other. It may vanish at any moment, with the engine, the
-container or a command that kills what it finds: nothing is lost with it, and the next is opened when it is needed.
+An exec costs about 50 ms, a request over this one 3. Answers come on its standard output, news (`out`, `exit` and
+`act`) on its standard error, so that neither can break into the other. It may vanish at any moment, with the engine,
+the container or a command that kills what it finds: nothing is lost with it, and the next is opened when it is needed.
 Source: machines.md §13 (what was measured of exec).
 """
 
@@ -52,10 +52,16 @@ class Channel:
 
     @classmethod
     async def open(
-        cls, container: DockerContainer, on_tiding: Callable[[str], None], on_close: Callable[[], None]
+        cls,
+        container: DockerContainer,
+        on_tiding: Callable[[str], None],
+        on_close: Callable[[], None],
+        write_limit_s: float,
     ) -> Channel:
         """Start the shim in a running container. Raises HomeLost, HomeFull."""
-        tail = f"V={DURABLE} T={TRANSIENT}\nexec 9>&2 2>/dev/null\nserve {secrets.token_hex(8)}\n"
+        tail = (
+            f"V={DURABLE} T={TRANSIENT} WRITE={write_limit_s:g}\nexec 9>&2 2>/dev/null\nserve {secrets.token_hex(8)}\n"
+        )
         script = _SHIM + tail.encode()
         try:
             async with asyncio.timeout(OPEN_S):

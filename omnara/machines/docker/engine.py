@@ -25,6 +25,8 @@ __all__ = ["Engine", "directories"]
 
 CALL_S: Final = 30.0
 PULL_S: Final = 900.0
+_NOT_NOW: Final = frozenset({502, 503, 504, 900})
+"""The last is the client library's own, for an engine that it cannot connect to."""
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -64,7 +66,7 @@ class Engine:
                 f"the Docker engine cannot be reached: {error or type(error).__name__}"
             ) from error
         except DockerError as error:
-            if error.status in (502, 503, 504):
+            if error.status in _NOT_NOW:
                 raise ProviderUnavailable(f"the Docker engine is not ready: {error.message}") from error
             raise
 

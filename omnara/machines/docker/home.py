@@ -44,8 +44,8 @@ FIRST_POLL_S: Final = 0.03
 OUTPUT_POLL_S: Final = 0.25
 NEWS_POLL_S: Final = 10.0
 """News may be lost with the line: whoever waits looks for himself so often. Only the first output is announced."""
-WRITE_LIMIT_S: Final = 12.0
-"""The shim gives up after 10 s. Source: machines.md §7."""
+WRITE_LIMIT_S: Final = 10.0
+"""How long the bytes of a write may wait for the command to read them. Source: machines.md §7."""
 ENDLESS: Final = 1 << 62
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}\Z")
@@ -59,11 +59,17 @@ class DockerHome:
     """The processes of one running container. For one event loop; `close` when its claim is given up."""
 
     def __init__(
-        self, container: DockerContainer, *, default_cwd: str = "", base_env: Mapping[str, str] = BASE_ENV
+        self,
+        container: DockerContainer,
+        *,
+        default_cwd: str = "",
+        base_env: Mapping[str, str] = BASE_ENV,
+        write_limit_s: float = WRITE_LIMIT_S,
     ) -> None:
         self._container = container
         self._cwd = default_cwd or DIRECTORY
         self._env = base_env
+        self._write_limit_s = write_limit_s
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
         self._news: dict[str, set[asyncio.Event]] = {}
@@ -93,7 +99,9 @@ class DockerHome:
     async def execute(self, process_id: str, wait_s: float) -> ProcessRecord:
         """See `Home`. The execution bit is a directory: only one `mkdir` makes it."""
         with self._interest(process_id) as news:
-            await self._ask(f"execute {_token(process_id)} {_now()}")
+            reply = await self._ask(f"execute {_token(process_id)} {_now()}")
+            if reply.lines != ("new",):
+                news.set()
             return await self._wait(process_id, news, 0, wait_s)
 
     async def watch(self, process_id: str, known_end: int, wait_s: float) -> ProcessRecord:
@@ -131,7 +139,7 @@ class DockerHome:
         with self._interest(process_id) as news:
             line = f"write {_token(process_id)} {_token(action_id)} {int(seq)} {int(close)}"
             outcome = _outcome(await self._ask(line, data))
-            deadline = time.monotonic() + WRITE_LIMIT_S
+            deadline = time.monotonic() + self._write_limit_s + 2
             while outcome is None:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -191,7 +199,7 @@ class DockerHome:
                 broken, self._channel = self._channel, None
                 if broken is not None:
                     await broken.close()
-                self._channel = await Channel.open(self._container, self._hear, self._wake_all)
+                self._channel = await Channel.open(self._container, self._hear, self._wake_all, self._write_limit_s)
             return self._channel
 
     async def _crowded(self) -> bool:

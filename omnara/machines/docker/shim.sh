@@ -1,5 +1,6 @@
 # Processes in a container, for any POSIX shell. Sent over the standard input of one exec, so it is in no image and no argv.
-# Expects V (durable, one directory for each process), T (tmpfs, only ours), and then requests on standard input:
+# Expects V (durable, one directory for each process), T (tmpfs, only ours), WRITE (seconds that a write may take), and then
+# requests on standard input:
 #   verb id arguments… length <newline> body      answered on standard output by lines, the last of which is `.`
 # What happens meanwhile is told on standard error: `out id`, `exit id`, `act id action`.
 # Nothing that matters depends on this shell: commands have a supervisor of their own, and another exec finds all in V.
@@ -194,7 +195,9 @@ prepare() { # id supervisor mode limit now length
 }
 body_failed() { rm -rf "$T/p/$1" "$V/.new.$1"; printf '! full\n'; }
 execute() { # id now
+  taken=old
   if mkdir "$V/$1/bit"; then
+    taken=new
     uptime_us
     printf '%s %s .\n' "$2" "$U" >"$V/$1/started"
     if [ ! -e "$T/p/$1/go" ]; then end_record "$1" failed "start_failed:lost" - -
@@ -204,7 +207,7 @@ execute() { # id now
       ( read -r m _ </proc/self/stat; supervise "$1" </dev/null >/dev/null 2>&1 8>&- 9>&- | kill -KILL "$m" )
     fi
   fi
-  printf 'ok\n'
+  printf '%s\n' $taken
 }
 slice() { # id cursor length
   extent "$1"
@@ -236,10 +239,10 @@ marked() { # id action kind seq: true when the effect is ours to do
   printf '%s %s\n' "$3" "$4" >"$V/$1/act/$2/k"
   if ended "$1" || { [ -d "$V/$1/bit" ] && ! supervised "$1"; }; then outcome "$1" "$2" failed process_terminal; return 1; fi
 }
-feed() { # id action close: what is in the file into the command's standard input, for at most ten seconds
+feed() { # id action close: what is in the file into the command's standard input, for at most WRITE seconds
   cat "$T/w.$2" 1<>"$T/p/$1/in" &
   c=$!
-  { sleep 10; kill -KILL $c; } &
+  { sleep "$WRITE"; kill -KILL $c; } &
   w=$!
   if wait $c; then
     if [ "$3" = 1 ]; then printf '\n' 1<>"$T/p/$1/hold"; printf '' >"$V/$1/in.closed"; fi

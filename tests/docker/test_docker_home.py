@@ -1,0 +1,278 @@
+"""Commands in containers, in a shell with nothing around it and in the sandbox's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from omnara.machines.docker import DockerHome
+from omnara.machines.processes import HomeLost, ProcessSpec, StartFailed
+from tests.support.docker_engine import BUSYBOX_IMAGE, Box
+
+
+async def test_a_command_that_succeeds(machine: Box) -> None:
+    record, output = await machine.run("echo out; echo err >&2")
+    assert (record.phase, record.execution_committed) == ("terminal", True)
+    assert record.exit is not None
+    assert (record.exit.state, record.exit.exit_code, record.exit.reason_code) == ("exited", 0, "")
+    assert record.exit.started_at == record.started_at
+    assert record.exit.started_at is not None
+    assert record.exit.ended_at is not None
+    assert record.exit.started_at <= record.exit.ended_at
+    assert output == "out\nerr\n"
+    assert (await machine.read(record.process_id)).closed
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("exit 3", ("failed", "nonzero_exit", 3, None)),
+        ("exit 137", ("failed", "nonzero_exit", 137, None)),
+        ("kill -9 $$", ("failed", "signal", -1, "killed")),
+        ("kill -TERM $$", ("failed", "signal", -1, "terminated")),
+    ],
+)
+async def test_a_command_that_fails(machine: Box, command: str, expected: tuple[object, ...]) -> None:
+    record, output = await machine.run(command)
+    assert record.exit is not None
+    ended = record.exit
+    assert (ended.state, ended.reason_code, ended.exit_code, ended.exit_signal) == expected
+    assert output == "", "the shell's word about a signal is not output"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"cwd": "/no/such"}, "directory"), ({"shell": "zsh"}, "shell is not installed")],
+)
+async def test_a_start_that_fails_is_an_exit_record(machine: Box, fields: dict[str, object], message: str) -> None:
+    record, _ = await machine.run("echo never", **fields)
+    assert record.exit is not None
+    assert (record.exit.state, record.exit.reason_code, record.exit.started_at) == ("failed", "start_failed", None)
+    assert message in record.exit.reason_message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"command": "echo \0"},
+        {"command": "x" * 200_000},
+        {"shell": "cmd"},
+        {"env": {"A-B": "x"}},
+        {"env": {"A": "\0"}},
+        {"env": {"A": "x" * 200_000}},
+    ],
+    ids=str,
+)
+async def test_what_no_shell_could_be_given_is_refused_before_anything_is_there(
+    machine: Box, fields: dict[str, object]
+) -> None:
+    before = len(await machine.home.processes())
+    values = {"command": "true"} | fields
+    with pytest.raises(StartFailed):
+        await machine.home.prepare(ProcessSpec(process_id="prc_refused", **values))  # type: ignore[arg-type]
+    assert len(await machine.home.processes()) == before
+
+
+async def test_environment_directory_and_identity(machine: Box) -> None:
+    odd = 'it\'s "quoted" $HOME `id` \\ \n and ünïcode'
+    _, output = await machine.run("printf '%s|' \"$ODD\"; pwd; umask; id -u; env | sort", env={"ODD": odd, "LANG": "C"})
+    assert output.startswith(odd + "|")
+    lines = output.splitlines()
+    assert "/home/agent" in output
+    assert "0022" in lines
+    assert "1000" in lines
+    assert "LANG=C" in lines
+    names = {line.partition("=")[0] for line in lines if "=" in line and line[0].isupper()}
+    assert names <= {"HOME", "PATH", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "ODD"}
+
+
+async def test_input_reaches_a_command_once_and_its_end_too(machine: Box) -> None:
+    record = await machine.start("cat; echo over")
+    write = machine.home.write
+    assert (await write(record.process_id, "pac_1", 1, b"one\n", False)).state == "applied"
+    assert (await write(record.process_id, "pac_1", 1, b"one\n", False)).state == "applied"
+    large = b"x" * 131_071 + b"\n"
+    assert (await write(record.process_id, "pac_2", 2, large, False)).state == "applied"
+    assert (await write(record.process_id, "pac_3", 3, b"end\n", True)).state == "applied"
+    ended = await machine.end(record.process_id)
+    assert ended.output_end == len(b"one\n") + len(large) + len(b"end\nover\n")
+    assert [(a.action_id, a.seq) for a in ended.actions] == [("pac_1", 1), ("pac_2", 2), ("pac_3", 3)]
+    after = await write(record.process_id, "pac_4", 4, b"late", False)
+    assert (after.state, after.reason_code) == ("failed", "process_terminal")
+
+
+async def test_a_write_that_nobody_reads_is_unknown(small: Box) -> None:
+    record = await small.start("sleep 60")
+    container = small.provider.engine.docker.containers.container(small.resource.resource_id)
+    hasty = DockerHome(container, write_limit_s=0.5)
+    try:
+        outcome = await hasty.write(record.process_id, "pac_1", 1, b"x" * 131_072, False)
+        again = await hasty.write(record.process_id, "pac_1", 1, b"x" * 131_072, False)
+    finally:
+        await hasty.close()
+    assert again == outcome
+    assert (outcome.state, outcome.reason_code) == ("unknown", "stdin_write_unknown")
+
+
+async def test_an_interrupt_is_the_commands_to_handle(machine: Box) -> None:
+    record = await machine.start("trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.1; done", 5.0)
+    await machine.until_output(record.process_id, "ready")
+    assert (await machine.home.signal(record.process_id, "pac_1", 1, "interrupt")).state == "applied"
+    ended = await machine.end(record.process_id)
+    assert ended.exit is not None
+    assert (ended.exit.state, ended.exit.exit_code) == ("failed", 5)
+    plain = await machine.start("sleep 60")
+    await machine.home.signal(plain.process_id, "pac_1", 1, "interrupt")
+    ended = await machine.end(plain.process_id)
+    assert ended.exit is not None
+    assert (ended.exit.reason_code, ended.exit.exit_signal) == ("signal", "interrupt")
+
+
+async def test_terminate_ends_also_what_ignores_it(machine: Box) -> None:
+    record = await machine.start("trap '' TERM; (trap '' TERM; while :; do sleep 1; done) & while :; do sleep 1; done")
+    began = time.monotonic()
+    assert (await machine.home.signal(record.process_id, "pac_1", 1, "terminate")).state == "applied"
+    ended = await machine.end(record.process_id)
+    assert ended.exit is not None
+    assert (ended.exit.state, ended.exit.reason_code, ended.exit.exit_code) == ("killed", "terminate_requested", None)
+    assert 1.5 < time.monotonic() - began < 5
+    again = await machine.home.signal(record.process_id, "pac_2", 2, "terminate")
+    assert (again.state, again.reason_code) == ("failed", "process_terminal")
+
+
+async def test_stop_is_recorded_with_its_reason(machine: Box) -> None:
+    record = await machine.start("sleep 60")
+    await machine.home.stop(record.process_id, "agent_archived")
+    ended = await machine.end(record.process_id)
+    assert ended.exit is not None
+    assert (ended.exit.state, ended.exit.reason_code) == ("unknown", "agent_archived")
+    await machine.home.prepare(ProcessSpec(process_id="prc_unborn", command="echo never"))
+    await machine.home.stop("prc_unborn", "agent_archived")
+    never = await machine.home.execute("prc_unborn", 1.0)
+    assert never.exit is not None
+    assert (never.exit.reason_code, never.output_end) == ("agent_archived", 0)
+
+
+async def test_the_result_comes_with_the_shells_end_not_with_the_pipes(machine: Box) -> None:
+    began = time.monotonic()
+    record, output = await machine.run("sleep 600 & echo hi")
+    assert output == "hi\n"
+    assert record.exit is not None
+    assert record.exit.exit_code == 0
+    assert time.monotonic() - began < 2
+    _, left = await machine.run("ps -o args 2>/dev/null | grep -c '[s]leep 600'")
+    assert left.strip() in ("0", ""), "what stays in the group ends with it"
+    apart, _ = await machine.run("setsid sleep 2 & echo on")
+    assert time.monotonic() - began < 6
+    assert apart.exit is not None
+
+
+async def test_a_timeout_ends_a_command(machine: Box) -> None:
+    record, _ = await machine.run("sleep 60", timeout_seconds=1)
+    assert record.exit is not None
+    assert (record.exit.state, record.exit.reason_code) == ("failed", "timeout")
+
+
+async def test_a_terminal_where_there_is_script_and_a_reason_where_not(machine: Box) -> None:
+    if machine.spec.config["image"] == BUSYBOX_IMAGE:
+        with pytest.raises(StartFailed, match="script"):
+            await machine.start("tty", io_mode="pty")
+        return
+    record = await machine.start("tty; stty size; read line; echo got $line; exit 4", 5.0, io_mode="pty")
+    output = await machine.until_output(record.process_id, "24 80")
+    assert output.startswith("/dev/pts/")
+    assert (await machine.home.write(record.process_id, "pac_1", 1, b"words\n", False)).state == "applied"
+    await machine.until_output(record.process_id, "got words")
+    ended = await machine.end(record.process_id)
+    assert ended.exit is not None
+    assert (ended.exit.state, ended.exit.exit_code) == ("failed", 4)
+
+
+async def test_twenty_at_once_each_run_once(machine: Box) -> None:
+    results = await asyncio.gather(*(machine.run(f"echo {number} >>counted; echo {number}") for number in range(20)))
+    assert sorted(int(output) for _, output in results) == list(range(20))
+    _, counted = await machine.run("cat counted; rm counted")
+    assert sorted(int(line) for line in counted.split()) == list(range(20))
+
+
+async def test_a_command_is_never_executed_twice(machine: Box) -> None:
+    await machine.home.prepare(ProcessSpec(process_id="prc_once", command="echo run >>once; sleep 0.2"))
+    await asyncio.gather(*(machine.home.execute("prc_once", 1.0) for _ in range(5)))
+    await machine.home.prepare(ProcessSpec(process_id="prc_once", command="echo again >>once"))
+    await machine.home.execute("prc_once", 1.0)
+    await machine.end("prc_once")
+    _, once = await machine.run("cat once; rm once")
+    assert once == "run\n"
+
+
+async def test_another_home_finds_everything_and_the_older_line_is_cut(machine: Box) -> None:
+    record = await machine.start("echo begun; sleep 0.5; echo done", 5.0)
+    await machine.home.acknowledge(record.process_id, "started")
+    other = await machine.provider.open_home(machine.spec, machine.resource.resource_id)
+    try:
+        found = {each.process_id: each for each in await other.processes()}
+        mine = found[record.process_id]
+        assert (mine.phase, mine.supervisor_live, mine.started_acknowledged) == ("accepted", True, True)
+        assert mine.supervisor_id == record.supervisor_id
+        ended = await other.watch(record.process_id, ENDLESS, 5.0)
+        assert ended.exit is not None
+        assert (await other.read(record.process_id, 0, 100)).data == b"begun\ndone\n"
+    finally:
+        await other.close()
+    # The older home opens a line again when it is asked for something.
+    assert (await machine.end(record.process_id)).exit is not None
+
+
+async def test_a_command_that_kills_our_shells_harms_only_itself(small: Box) -> None:
+    victim = await small.start("sleep 60")
+    record = await small.start("kill -9 $(ps -o pid,args | grep 'eva[l]' | awk '{print $1}'); echo survived", 1.0)
+    found = {each.process_id: each for each in await small.home.processes()}
+    assert found[victim.process_id].exit is None
+    assert not found[victim.process_id].supervisor_live, "nobody can tell how it ends"
+    assert record.process_id in found
+    _, output = await small.run("echo still here")
+    assert output == "still here\n"
+
+
+async def test_reads_of_output_that_is_dropped_and_beyond_its_end(small: Box) -> None:
+    record = await small.start("dd if=/dev/zero bs=1000000 count=200 2>/dev/null; echo end", 0.1)
+    ended = await small.end(record.process_id, 60)
+    assert ended.output_end == 200_000_004
+    assert 100 * 2**20 <= ended.output_end - ended.output_start <= 133 * 2**20
+    first = await small.read(record.process_id)
+    assert first.dropped
+    assert first.cursor == ended.output_start
+    last = await small.home.read(record.process_id, ended.output_end - 4, 100)
+    assert (last.data, last.next_cursor, last.dropped, last.closed) == (b"end\n", ended.output_end, False, True)
+    beyond = await small.home.read(record.process_id, ended.output_end + 99, 100)
+    assert (beyond.data, beyond.cursor) == (b"", ended.output_end)
+    across = await small.home.read(record.process_id, ended.output_start + 4 * 2**20 - 10, 1000)
+    assert across.data == bytes(1000)
+    await small.home.forget(record.process_id)
+    assert await small.home.processes() == []
+    with pytest.raises(HomeLost):
+        await small.home.watch(record.process_id, 0, 0.1)
+
+
+async def test_output_without_an_end_stays_bounded(machine: Box) -> None:
+    record = await machine.start("cat /dev/zero", 0.1)
+    async with asyncio.timeout(60):
+        while (now := await machine.home.watch(record.process_id, ENDLESS, 0.2)).output_end < 1_000_000_000:
+            assert now.output_end - now.output_start < 140 * 2**20
+    _, used = await machine.run("du -sm /home/.omnara | cut -f1")
+    assert int(used) < 150
+    await machine.home.signal(record.process_id, "pac_1", 1, "terminate")
+    assert (await machine.end(record.process_id)).exit is not None
+    await machine.home.forget(record.process_id)
+
+
+async def test_names_that_a_shell_may_not_be_given(small: Box) -> None:
+    home: DockerHome = small.home
+    for name in ("../x", "a b", "$(id)", "", "*", "-n"):
+        with pytest.raises(ValueError, match="name"):
+            await home.forget(name)
+
+
+ENDLESS = 1 << 62
