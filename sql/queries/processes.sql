@@ -238,14 +238,16 @@ where machine_id = $1 and state in ('queued', 'accepted') and agent_id = any($2:
 order by process_id, seq for no key update;
 
 -- name: overdue
--- Processes and actions that no machine took within $1 seconds. Index: processes_queued, process_actions_open.
-(select 'process' as what, p.agent_id, p.id from processes p
- where p.state = 'queued' and p.created_at < statement_timestamp() - make_interval(secs => $1)
- order by p.agent_id limit $2)
-union all
-(select 'action', a.agent_id, a.id from process_actions a
- where a.state = 'queued' and a.created_at < statement_timestamp() - make_interval(secs => $1)
- order by a.agent_id limit $2);
+-- Processes and actions that no machine took within $1 seconds, oldest first. Materialized, so that the order never makes
+-- a plan walk an index of all that ever ran. Index: processes_queued, process_actions_open.
+with w as materialized (
+  select 'process' as what, p.agent_id, p.id, p.created_at from processes p where p.state = 'queued'
+  union all
+  select 'action', a.agent_id, a.id, a.created_at from process_actions a where a.state = 'queued'
+)
+select what, agent_id, id from w
+where created_at < statement_timestamp() - make_interval(secs => $1)
+order by created_at limit $2;
 
 -- name: unreachable
 -- What waits for machines that have been out of reach for $1 seconds: since the later of the work's making, the machine's
@@ -266,9 +268,8 @@ away as materialized (
 ),
 late as materialized (
   select id from away where since < statement_timestamp() - make_interval(secs => $1)
-)
-select w.what, w.agent_id, w.id
-from (
+),
+w as materialized (
   select 'process' as what, p.agent_id, p.id, p.created_at
   from late join processes p on p.machine_id = late.id
   where p.state in ('queued', 'starting', 'running')
@@ -277,9 +278,10 @@ from (
   union all
   select 'action', a.agent_id, a.id, a.created_at
   from late join process_actions a on a.machine_id = late.id where a.state in ('queued', 'accepted')
-) w
-where ($3::uuid[] is null or w.id = any($3)) and w.created_at < statement_timestamp() - make_interval(secs => $1)
-order by w.agent_id limit $2;
+)
+select what, agent_id, id from w
+where ($3::uuid[] is null or id = any($3)) and created_at < statement_timestamp() - make_interval(secs => $1)
+order by created_at limit $2;
 
 -- name: try_lock_processes
 -- Lock processes of locked agents, without those that somebody else has locked. Index: processes_pkey.

@@ -144,7 +144,7 @@ class _Reported:
                 event.result,
                 exit_code=end.exit_code,
                 reason_code=end.reason_code,
-                message=end.reason_message,
+                message=end.reason_message or (f"Ended by signal {end.exit_signal}." if end.exit_signal else ""),
             )
             won = await self._add(self._process.tool_call_id, outcome, value)
         cursor = event.result.next_cursor if won and event.result is not None else None
