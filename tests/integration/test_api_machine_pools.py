@@ -141,7 +141,6 @@ async def test_a_pool_and_its_settings(lab: PoolLab) -> None:
         ({"name": "a\tb"}, (400, "invalid_request")),
         ({"default_cwd": "a\nb"}, (400, "invalid_request")),
     ],
-    ids=lambda value: str(value)[:40],
 )
 async def test_pools_that_cannot_be(lab: PoolLab, change: Any, expected: tuple[int, str]) -> None:
     count = "select count(*)::integer from machine_pools"

@@ -145,7 +145,6 @@ async def test_a_used_key_returns_what_it_made(lab: Lab) -> None:
         ({"metadata": {"a": "x" * 513}}, "validation_failed"),
         ({"other": 1}, "validation_failed"),
     ],
-    ids=lambda value: str(value)[:40],
 )
 async def test_machines_that_cannot_be(lab: Lab, change: Any, code: str) -> None:
     secrets = {
