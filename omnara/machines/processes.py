@@ -1,9 +1,10 @@
 """What a home of processes must be able to do, so that one runtime can run commands in all of them.
 
-A home keeps, durably, one directory for each process: the specification, the execution bit, the output, the exit record,
-one mark for each action whose effect was begun and one for its outcome, and which reports the server has acknowledged.
-It outlives the runtime: whoever opens the home next (the daemon after a kill, another replica for a container) finds all
-that is needed to claim its processes. Source: machines.md §4 (execution bit, effect mark), §5 (claims), §7.
+A home keeps, durably, one directory for each process: the specification, the execution bit, the output, the exit
+record, one mark for each action whose effect was begun and one for its outcome, and which reports the server has
+acknowledged. It outlives the runtime: whoever opens the home next (the daemon after a kill, another replica for a
+container) finds all that is needed to claim its processes.
+Source: machines.md §4 (execution bit, effect mark), §5 (claims), §7.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class Home(Protocol):
         ...
 
     async def stop(self, process_id: str, reason_code: str) -> None:
-        """End a process for administrative reasons: it is recorded as `unknown` with that reason (or stays as ended)."""
+        """End a process for administrative reasons: recorded as `unknown` with that reason (or it stays as ended)."""
         ...
 
     async def acknowledge(self, process_id: str, slot: str) -> None:

@@ -6,6 +6,7 @@ The object is the durable part: a second runtime over the same object finds what
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -47,6 +48,9 @@ class ScriptedHome:
         self.full = False
         self.refuses: str | None = None
         self.hold_effects: asyncio.Event | None = None
+        self.effect_s = 0.0
+        self.executed: Counter[str] = Counter()
+        """Executions by process, also of those that were forgotten since."""
         self.acknowledged: list[tuple[str, str]] = []
         self.forgotten: list[str] = []
         self.stopped: list[tuple[str, str]] = []
@@ -125,6 +129,7 @@ class ScriptedHome:
         one = self.all[process_id]
         if not one.record.execution_committed:
             one.executions += 1
+            self.executed[process_id] += 1
             self._update(one, execution_committed=True, supervisor_live=True, phase="accepted", started_at=STARTED_AT)
         return await self.watch(process_id, 0, wait_s)
 
@@ -183,6 +188,8 @@ class ScriptedHome:
             if self.hold_effects is not None:
                 await self.hold_effects.wait()
             one.effects.append((kind, data))
+            if self.effect_s:
+                await asyncio.sleep(self.effect_s)
         elif known.outcome is not None:
             return known.outcome
         outcome = known.outcome or ActionOutcome(state="applied")

@@ -256,7 +256,7 @@ class Lives:
     def prune(self) -> None:
         """Forget, in the background, the oldest processes beyond what is kept."""
         for process_id in self.kept.too_many():
-            self._spawn(self._home.forget(process_id), f"forget {process_id}")
+            self._spawn(self._forget(process_id), f"forget {process_id}")
 
     def ended_before(self, process_id: str) -> None:
         """Report the end of a process that was over before this runtime looked."""
@@ -266,7 +266,10 @@ class Lives:
 
     async def _forget(self, process_id: str) -> None:
         self.kept.discard(process_id)
-        await self._home.forget(process_id)
+        try:
+            await self._home.forget(process_id)
+        except ValueError as error:  # something of it still runs; the next registration finds it again
+            log.warning("a process is not forgotten yet", process_id=process_id, error=str(error))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.spawn(work, name)
