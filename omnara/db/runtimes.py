@@ -190,11 +190,6 @@ async def end_lapsed(connection: Connection, after_s: float, limit: int) -> list
     return [(row[0], row[1]) for row in await connection.fetch(_SQL["end_lapsed_runtimes"], after_s, limit)]
 
 
-async def asleep_with_work(connection: Connection, limit: int) -> list[UUID]:
-    """Return sleeping machines that somebody has to wake."""
-    return [row[0] for row in await connection.fetch(_SQL["asleep_with_work"], limit)]
-
-
 async def active_token(connection: Connection, machine_id: UUID) -> UUID | None:
     """Return the token with which the active runtime of a locked machine registered."""
     found: UUID | None = await connection.fetchval(_SQL["active_token"], machine_id)

@@ -126,15 +126,6 @@ where id = any(array(
   and state = 'active' and lease_expires_at < statement_timestamp() - make_interval(secs => $1)
 returning id, machine_id;
 
--- name: asleep_with_work
--- Sleeping machines that have something to do and that nobody is waking. Index: processes_queued, machines_pkey.
-select m.id from machines m
-where m.asleep_since is not null and m.lifecycle_state = 'active'
-  and (m.wake_until is null or m.wake_until < statement_timestamp())
-  and (exists (select from processes p where p.machine_id = m.id and p.state = 'queued')
-       or exists (select from process_actions a where a.machine_id = m.id and a.state = 'queued'))
-limit $1;
-
 -- name: active_token
 -- The token of a locked machine's active runtime. Index: machine_runtimes_active.
 select token_id from machine_runtimes where machine_id = $1 and state = 'active';

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from omnara.engine.machines import runtimes
+from omnara.access import tokens
+from omnara.access.tokens import TokenKind
+from omnara.engine.machines import identity, runtimes
 from omnara.engine.machines.runtimes import Failure, RuntimeEnded
-from omnara.errors import Conflict, Gone, NotWakeCapable, PendingWork, RuntimeUnregistered, Unavailable
+from omnara.errors import Conflict, Gone, NotWakeCapable, PendingWork, RuntimeUnregistered, Unauthorized, Unavailable
 from omnara.ids import new_uuid
 from tests.support.engine_case import Engine
 from tests.support.machine_floor import Floor, Job, applied, claim, failed, local, pac, prc, seen
@@ -376,3 +378,28 @@ async def test_the_last_trouble_is_kept_until_a_daemon_is_back(engine: Engine) -
     await runtimes.record_failure(floor.deps, floor.machine.id, Failure(stage="daemon_uninstalled"))
     assert await floor.state(job) == ("unknown", "daemon_uninstalled")
     assert (await floor.told(job) or ("", {}))[1]["error_code"] == "daemon_uninstalled"
+
+
+async def test_the_first_daemon_of_a_pool_machine_makes_every_other_token_worthless(engine: Engine) -> None:
+    floor = await Floor.make(engine, register=False)
+    pool = new_uuid()
+    await floor.sql.fetch(
+        "insert into machine_pools (id, org_id, name, provider, max_total_machines) values ($1, $2, 'p', 'docker', 3)",
+        pool, floor.machine.org_id,
+    )  # fmt: skip
+    await floor.sql.fetch("update machines set source_kind = 'pool', pool_id = $1", pool)
+    mine = await identity.authenticate_daemon(floor.deps, floor.machine.token)
+    other = tokens.generate(TokenKind.DAEMON)
+    await floor.sql.fetch(
+        "insert into machine_daemon_tokens (id, org_id, machine_id, token_hash) values ($1, $2, $3, $4)",
+        new_uuid(), floor.machine.org_id, floor.machine.id, other.hash,
+    )  # fmt: skip
+    await floor.register()
+    assert await identity.authenticate_daemon(floor.deps, other.text) is not None, "a driver has no token"
+    await floor.register(token_id=mine.token_id, instance=new_uuid())
+    assert (await identity.authenticate_daemon(floor.deps, floor.machine.token)).token_id == mine.token_id
+    with pytest.raises(Unauthorized):
+        await identity.authenticate_daemon(floor.deps, other.text)
+    await floor.sql.fetch("update machine_daemon_tokens set revoked_at = now()")
+    with pytest.raises(Unauthorized):
+        await floor.register(token_id=mine.token_id)

@@ -152,6 +152,7 @@ class Floor:
         instance: UUID | None = None,
         version: str = "1.2.3",
         channel: bool = True,
+        token_id: UUID | None = None,
     ) -> Registered:
         """Register a daemon process, by default the same again, and open its channel."""
         self.instance = instance or self.instance
@@ -159,7 +160,7 @@ class Floor:
             self.deps,
             NewRuntime(
                 machine_id=self.machine.id,
-                token_id=None,
+                token_id=token_id,
                 instance_id=self.instance,
                 version=version,
                 platform=Platform(os="linux", arch="amd64"),

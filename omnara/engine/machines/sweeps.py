@@ -44,19 +44,22 @@ class Swept(msgspec.Struct, frozen=True):
 
 
 class Sweeper:
-    """Sweeps once per call. Keeps in mind only when it last could, so that an outage of ours is not a machine's."""
+    """Sweeps once per call. Keeps in mind only when it last could, so that an outage of ours is not a machine's:
+
+    after a start, and whenever nothing could be swept for a lease, machines have one grace to be heard again.
+    """
 
     def __init__(self, deps: Deps, *, clock: Callable[[], float] = monotonic) -> None:
         self._deps = deps
         self._clock = clock
         self._last: float | None = None
-        self._hold_until = 0.0
+        self._hold_until = float("-inf")
 
     async def sweep(self) -> Swept:
         """Sweep once: at most one batch of each kind. Raises Unavailable."""
         now, settings = self._clock(), self._deps.settings
-        if self._last is not None and now - self._last > settings.machine_lease_s:
-            self._hold_until = now + settings.machine_lease_s + settings.machine_grace_s
+        if self._last is None or now - self._last > settings.machine_lease_s:
+            self._hold_until = now + settings.machine_grace_s
         if now < self._hold_until:
             found = Swept(overdue=await _overdue(self._deps))
         else:
