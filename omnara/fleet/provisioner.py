@@ -153,11 +153,10 @@ class Provisioner:
                 driven = await db.driven_here(connection, self._worker_id(), name, host)
             if driven and isinstance(provider, SweptProvider):
                 try:
-                    owned = await provider.owned(str(await self._reached.installation()))
+                    alive = await provider.running(str(await self._reached.installation()))
                 except ProviderUnavailable:
                     self._reached.lose(name)
                     raise
-                alive = {thing.resource_id for thing in owned if thing.state != "terminated"}
                 for machine in driven:
                     if machine.resource_id not in alive:
                         await self._reached.mend(MachineClaim(machine.id, machine.claim_token, machine.generation))

@@ -7,9 +7,13 @@ import time
 
 import pytest
 
+from omnara.ids import IdKind
 from omnara.machines.docker import DockerHome
-from omnara.machines.processes import HomeLost, ProcessSpec, StartFailed
-from tests.support.docker_engine import BUSYBOX_IMAGE, Box
+from omnara.machines.processes import HomeFull, HomeLost, ProcessSpec, StartFailed
+from tests.support.docker_engine import BUSYBOX_IMAGE, ENDLESS, Box, new_id
+
+PAC = [new_id(IdKind.PROCESS_ACTION) for _ in range(5)]
+UNBORN, ONCE = new_id(), new_id()
 
 
 async def test_a_command_that_succeeds(machine: Box) -> None:
@@ -71,7 +75,7 @@ async def test_what_no_shell_could_be_given_is_refused_before_anything_is_there(
     before = len(await machine.home.processes())
     values = {"command": "true"} | fields
     with pytest.raises(StartFailed):
-        await machine.home.prepare(ProcessSpec(process_id="prc_refused", **values))  # type: ignore[arg-type]
+        await machine.home.prepare(ProcessSpec(process_id=new_id(), **values))  # type: ignore[arg-type]
     assert len(await machine.home.processes()) == before
 
 
@@ -91,15 +95,15 @@ async def test_environment_directory_and_identity(machine: Box) -> None:
 async def test_input_reaches_a_command_once_and_its_end_too(machine: Box) -> None:
     record = await machine.start("cat; echo over")
     write = machine.home.write
-    assert (await write(record.process_id, "pac_1", 1, b"one\n", False)).state == "applied"
-    assert (await write(record.process_id, "pac_1", 1, b"one\n", False)).state == "applied"
+    assert (await write(record.process_id, PAC[1], 1, b"one\n", False)).state == "applied"
+    assert (await write(record.process_id, PAC[1], 1, b"one\n", False)).state == "applied"
     large = b"x" * 131_071 + b"\n"
-    assert (await write(record.process_id, "pac_2", 2, large, False)).state == "applied"
-    assert (await write(record.process_id, "pac_3", 3, b"end\n", True)).state == "applied"
+    assert (await write(record.process_id, PAC[2], 2, large, False)).state == "applied"
+    assert (await write(record.process_id, PAC[3], 3, b"end\n", True)).state == "applied"
     ended = await machine.end(record.process_id)
     assert ended.output_end == len(b"one\n") + len(large) + len(b"end\nover\n")
-    assert [(a.action_id, a.seq) for a in ended.actions] == [("pac_1", 1), ("pac_2", 2), ("pac_3", 3)]
-    after = await write(record.process_id, "pac_4", 4, b"late", False)
+    assert [(a.action_id, a.seq) for a in ended.actions] == [(PAC[1], 1), (PAC[2], 2), (PAC[3], 3)]
+    after = await write(record.process_id, PAC[4], 4, b"late", False)
     assert (after.state, after.reason_code) == ("failed", "process_terminal")
 
 
@@ -108,8 +112,8 @@ async def test_a_write_that_nobody_reads_is_unknown(small: Box) -> None:
     container = small.provider.engine.docker.containers.container(small.resource.resource_id)
     hasty = DockerHome(container, write_limit_s=0.5)
     try:
-        outcome = await hasty.write(record.process_id, "pac_1", 1, b"x" * 131_072, False)
-        again = await hasty.write(record.process_id, "pac_1", 1, b"x" * 131_072, False)
+        outcome = await hasty.write(record.process_id, PAC[1], 1, b"x" * 131_072, False)
+        again = await hasty.write(record.process_id, PAC[1], 1, b"x" * 131_072, False)
     finally:
         await hasty.close()
     assert again == outcome
@@ -119,12 +123,12 @@ async def test_a_write_that_nobody_reads_is_unknown(small: Box) -> None:
 async def test_an_interrupt_is_the_commands_to_handle(machine: Box) -> None:
     record = await machine.start("trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.1; done", 5.0)
     await machine.until_output(record.process_id, "ready")
-    assert (await machine.home.signal(record.process_id, "pac_1", 1, "interrupt")).state == "applied"
+    assert (await machine.home.signal(record.process_id, PAC[1], 1, "interrupt")).state == "applied"
     ended = await machine.end(record.process_id)
     assert ended.exit is not None
     assert (ended.exit.state, ended.exit.exit_code) == ("failed", 5)
     plain = await machine.start("sleep 60")
-    await machine.home.signal(plain.process_id, "pac_1", 1, "interrupt")
+    await machine.home.signal(plain.process_id, PAC[1], 1, "interrupt")
     ended = await machine.end(plain.process_id)
     assert ended.exit is not None
     assert (ended.exit.reason_code, ended.exit.exit_signal) == ("signal", "interrupt")
@@ -133,12 +137,12 @@ async def test_an_interrupt_is_the_commands_to_handle(machine: Box) -> None:
 async def test_terminate_ends_also_what_ignores_it(machine: Box) -> None:
     record = await machine.start("trap '' TERM; (trap '' TERM; while :; do sleep 1; done) & while :; do sleep 1; done")
     began = time.monotonic()
-    assert (await machine.home.signal(record.process_id, "pac_1", 1, "terminate")).state == "applied"
+    assert (await machine.home.signal(record.process_id, PAC[1], 1, "terminate")).state == "applied"
     ended = await machine.end(record.process_id)
     assert ended.exit is not None
     assert (ended.exit.state, ended.exit.reason_code, ended.exit.exit_code) == ("killed", "terminate_requested", None)
     assert 1.5 < time.monotonic() - began < 5
-    again = await machine.home.signal(record.process_id, "pac_2", 2, "terminate")
+    again = await machine.home.signal(record.process_id, PAC[2], 2, "terminate")
     assert (again.state, again.reason_code) == ("failed", "process_terminal")
 
 
@@ -148,9 +152,9 @@ async def test_stop_is_recorded_with_its_reason(machine: Box) -> None:
     ended = await machine.end(record.process_id)
     assert ended.exit is not None
     assert (ended.exit.state, ended.exit.reason_code) == ("unknown", "agent_archived")
-    await machine.home.prepare(ProcessSpec(process_id="prc_unborn", command="echo never"))
-    await machine.home.stop("prc_unborn", "agent_archived")
-    never = await machine.home.execute("prc_unborn", 1.0)
+    await machine.home.prepare(ProcessSpec(process_id=UNBORN, command="echo never"))
+    await machine.home.stop(UNBORN, "agent_archived")
+    never = await machine.home.execute(UNBORN, 1.0)
     assert never.exit is not None
     assert (never.exit.reason_code, never.output_end) == ("agent_archived", 0)
 
@@ -183,7 +187,7 @@ async def test_a_terminal_where_there_is_script_and_a_reason_where_not(machine: 
     record = await machine.start("tty; stty size; read line; echo got $line; exit 4", 5.0, io_mode="pty")
     output = await machine.until_output(record.process_id, "24 80")
     assert output.startswith("/dev/pts/")
-    assert (await machine.home.write(record.process_id, "pac_1", 1, b"words\n", False)).state == "applied"
+    assert (await machine.home.write(record.process_id, PAC[1], 1, b"words\n", False)).state == "applied"
     await machine.until_output(record.process_id, "got words")
     ended = await machine.end(record.process_id)
     assert ended.exit is not None
@@ -198,11 +202,11 @@ async def test_twenty_at_once_each_run_once(machine: Box) -> None:
 
 
 async def test_a_command_is_never_executed_twice(machine: Box) -> None:
-    await machine.home.prepare(ProcessSpec(process_id="prc_once", command="echo run >>once; sleep 0.2"))
-    await asyncio.gather(*(machine.home.execute("prc_once", 1.0) for _ in range(5)))
-    await machine.home.prepare(ProcessSpec(process_id="prc_once", command="echo again >>once"))
-    await machine.home.execute("prc_once", 1.0)
-    await machine.end("prc_once")
+    await machine.home.prepare(ProcessSpec(process_id=ONCE, command="echo run >>once; sleep 0.2"))
+    await asyncio.gather(*(machine.home.execute(ONCE, 1.0) for _ in range(5)))
+    await machine.home.prepare(ProcessSpec(process_id=ONCE, command="echo again >>once"))
+    await machine.home.execute(ONCE, 1.0)
+    await machine.end(ONCE)
     _, once = await machine.run("cat once; rm once")
     assert once == "run\n"
 
@@ -263,7 +267,7 @@ async def test_output_without_an_end_stays_bounded(machine: Box) -> None:
             assert now.output_end - now.output_start < 140 * 2**20
     _, used = await machine.run("du -sm /home/.omnara | cut -f1")
     assert int(used) < 150
-    await machine.home.signal(record.process_id, "pac_1", 1, "terminate")
+    await machine.home.signal(record.process_id, PAC[1], 1, "terminate")
     assert (await machine.end(record.process_id)).exit is not None
     await machine.home.forget(record.process_id)
 
@@ -275,4 +279,33 @@ async def test_names_that_a_shell_may_not_be_given(small: Box) -> None:
             await home.forget(name)
 
 
-ENDLESS = 1 << 62
+async def test_what_an_agent_writes_among_our_records_is_passed_over(small: Box) -> None:
+    real, _ = await small.run("echo real")
+    await small.run(
+        "cd /home/.omnara && mkdir 'a b' evil prc_short $(printf 'n\\nl') && cp -r prc_short/. evil;"
+        f"mkdir -p {new_id()}/bit && echo garbage in many words here >{new_id()}; echo x y z >evil/spec;"
+        f"d={new_id()}; mkdir -p $d/bit $d/act/bad $d/out; echo s 1 pipe 0 . >$d/spec; echo kind x >$d/act/bad/k;"
+        "echo not an exit . >$d/exit"
+    )
+    found = await small.home.processes()
+    assert real.process_id in {each.process_id for each in found}
+    assert len(found) <= 3
+    assert (await small.run("echo on"))[1] == "on\n"
+
+
+async def test_forged_answers_are_lost_lines_and_nothing_worse(small: Box) -> None:
+    command = "for p in /proc/[0-9]*; do grep -q omnara $p/cmdline && echo 'p forged' >$p/fd/1; done 2>/dev/null; true"
+    for _ in range(3):
+        try:
+            await small.run(command)
+        except HomeLost:
+            continue
+    assert (await small.run("echo well"))[1] == "well\n"
+
+
+async def test_a_full_memory_disk_is_told_as_that(small: Box) -> None:
+    await small.run("dd if=/dev/zero of=/run/omnara/fill bs=1M count=65 2>/dev/null; true")
+    for _ in range(2):
+        with pytest.raises(HomeFull):
+            await small.start(f"echo never # {'x' * 100_000}")
+    assert len(await small.home.processes()) == 1

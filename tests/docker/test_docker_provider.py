@@ -10,11 +10,14 @@ import time
 import msgspec
 import pytest
 
+from omnara.ids import IdKind
 from omnara.machines.docker.layout import config_of
 from omnara.machines.processes import HomeLost
 from omnara.machines.providers.docker import DockerProvider
 from omnara.machines.providers.protocol import InvalidOptions, ProviderUnavailable, ProvisionFailed
-from tests.support.docker_engine import BUSYBOX_IMAGE, Box, box, machine_spec
+from tests.support.docker_engine import BUSYBOX_IMAGE, Box, box, machine_spec, new_id
+
+PAC = [new_id(IdKind.PROCESS_ACTION) for _ in range(3)]
 
 
 async def test_attempts_at_once_make_one_container(provider: DockerProvider) -> None:
@@ -60,7 +63,7 @@ async def test_the_next_generation_takes_the_name_and_keeps_the_files(small: Box
         await small.home.processes()
     with pytest.raises(ProvisionFailed, match="newer"):
         await provider.provision(small.spec)
-    after = Box(provider, second, resource, await provider.open_home(second, resource.resource_id), count=10)
+    after = Box(provider, second, resource, await provider.open_home(second, resource.resource_id))
     try:
         found = {each.process_id: each for each in await after.home.processes()}
         assert not found[lost.process_id].supervisor_live
@@ -102,7 +105,7 @@ async def test_a_fork_bomb_is_contained_and_can_be_ended(small: Box) -> None:
     bomb = await small.start("b() { b | b & sleep 60; }; b", 0.5)
     began = time.monotonic()
     try:
-        await small.home.signal(bomb.process_id, "pac_1", 1, "terminate")
+        await small.home.signal(bomb.process_id, PAC[1], 1, "terminate")
         await small.end(bomb.process_id)
         _, output = await small.run("echo well")
         assert output == "well\n"

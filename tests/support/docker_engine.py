@@ -75,6 +75,11 @@ def import_busybox(program: str) -> None:
     subprocess.run(["docker", "import", "-", BUSYBOX_IMAGE], input=buffer.getvalue(), check=True, capture_output=True)
 
 
+def new_id(kind: IdKind = IdKind.PROCESS) -> str:
+    """A public id."""
+    return encode(kind, new_uuid())
+
+
 class Box(msgspec.Struct):
     """A machine on the engine, and its home."""
 
@@ -82,12 +87,10 @@ class Box(msgspec.Struct):
     spec: MachineSpec
     resource: Resource
     home: DockerHome
-    count: int = 0
 
     async def start(self, command: str, wait_s: float = 0.05, **fields: object) -> ProcessRecord:
         """Prepare and execute a command."""
-        self.count += 1
-        spec = ProcessSpec(process_id=f"prc_{self.count}", command=command, **fields)  # type: ignore[arg-type]
+        spec = ProcessSpec(process_id=new_id(), command=command, **fields)  # type: ignore[arg-type]
         await self.home.prepare(spec)
         return await self.home.execute(spec.process_id, wait_s)
 

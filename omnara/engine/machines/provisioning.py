@@ -47,7 +47,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """How soon a place is asked again that could not be asked."""
     wake_s: float = 120.0
     look_s: float = 1.0
-    observe_s: float = 5.0
+    observe_s: float = 15.0
+    """Between two looks for containers that ended while nobody spoke to them; who speaks to one knows at once."""
     upkeep_s: float = 60.0
     minute_s: float = 60.0
     """The unit of `delete_after_idle_minutes`."""

@@ -18,7 +18,7 @@ from aiodocker.containers import DockerContainer
 
 from omnara.machines.docker.channel import ENGINE_ERRORS, Channel
 from omnara.machines.docker.launchscript import launch_script
-from omnara.machines.docker.records import Reply, actions_of, processes_of, slice_of
+from omnara.machines.docker.records import Reply, actions_of, process_of, processes_of, slice_of
 from omnara.machines.processes import (
     ActionOutcome,
     HomeLost,
@@ -82,8 +82,7 @@ class DockerHome:
 
     async def processes(self) -> list[ProcessRecord]:
         """See `Home`."""
-        found = processes_of(await self._ask("list -"))
-        return [record for _, record in sorted(found, key=lambda pair: (pair[0], pair[1].process_id))]
+        return processes_of(await self._ask("list -"))
 
     async def prepare(self, spec: ProcessSpec) -> ProcessRecord:
         """See `Home`. The environment waits in the container's memory until the command begins."""
@@ -94,7 +93,7 @@ class DockerHome:
         reply = await self._ask(line, script)
         if reply.lines and (refusal := _REFUSALS.get(reply.lines[0])) is not None:
             raise StartFailed(refusal)
-        return _only(reply)
+        return process_of(reply, spec.process_id)
 
     async def execute(self, process_id: str, wait_s: float) -> ProcessRecord:
         """See `Home`. The execution bit is a directory: only one `mkdir` makes it."""
@@ -175,7 +174,7 @@ class DockerHome:
         await self._ask(f"forget {_token(process_id)}")
 
     async def _record(self, process_id: str) -> ProcessRecord:
-        return _only(await self._ask(f"record {_token(process_id)}"))
+        return process_of(await self._ask(f"record {_token(process_id)}"), process_id)
 
     async def _ask(self, line: str, body: bytes = b"", *, kill: bool = False) -> Reply:
         """Ask over the open line, and once more over a new one when that breaks.
@@ -239,13 +238,6 @@ class DockerHome:
             waiting.discard(news)
             if not waiting and self._news.get(process_id) is waiting:
                 del self._news[process_id]
-
-
-def _only(reply: Reply) -> ProcessRecord:
-    found = processes_of(reply)
-    if len(found) != 1:
-        raise HomeLost("the container does not know the process")
-    return found[0][1]
 
 
 def _outcome(reply: Reply) -> ActionOutcome | None:

@@ -12,6 +12,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from omnara.ids import IdKind, InvalidPublicId, decode
 from omnara.machines.processes import (
     ActionKind,
     ActionOutcome,
@@ -22,7 +23,7 @@ from omnara.machines.processes import (
     ProcessRecord,
 )
 
-__all__ = ["Reply", "actions_of", "processes_of", "slice_of"]
+__all__ = ["Reply", "actions_of", "process_of", "processes_of", "slice_of"]
 
 Phase = Literal["prepared", "accepted", "terminal"]
 
@@ -44,10 +45,28 @@ class Reply(msgspec.Struct, frozen=True):
     data: bytes = b""
 
 
-def processes_of(reply: Reply) -> list[tuple[int, ProcessRecord]]:
-    """Return the processes in a reply with the microsecond in which each was made. Raises HomeLost."""
+def process_of(reply: Reply, process_id: str) -> ProcessRecord:
+    """Return the process in a reply to a question about that one. Raises HomeLost."""
     with _Untrusted():
-        return list(_processes(reply.lines))
+        found = [_record(*each) for each in _processes(reply.lines)]
+        if len(found) != 1 or found[0].process_id != process_id:
+            raise HomeLost("the container does not know the process")
+        return found[0]
+
+
+def processes_of(reply: Reply) -> list[ProcessRecord]:
+    """Return the processes in a reply, oldest first. What is not ours is passed over: the agent may write there."""
+    found: list[tuple[int, ProcessRecord]] = []
+    for head, ended, actions in _processes(reply.lines):
+        try:
+            record = _record(head, ended, actions)
+            decode(IdKind.PROCESS, record.process_id)
+            for action in record.actions:
+                decode(IdKind.PROCESS_ACTION, action.action_id)
+            found.append((int(head[3]), record))
+        except (ValueError, IndexError, OverflowError, InvalidPublicId):
+            continue
+    return [record for _, record in sorted(found, key=lambda pair: (pair[0], pair[1].process_id))]
 
 
 def actions_of(reply: Reply) -> list[ActionRecord]:
@@ -82,25 +101,27 @@ class _Untrusted:
             raise HomeLost("the container's answer is not one of the shim") from error
 
 
-def _processes(lines: Iterable[str]) -> Iterator[tuple[int, ProcessRecord]]:
+def _processes(lines: Iterable[str]) -> Iterator[tuple[list[str], list[str] | None, list[list[str]]]]:
+    """Yield the lines of each process in words: its own, that of its end, and those of its actions."""
     head: list[str] = []
-    ended: ExitRecord | None = None
-    actions: list[ActionRecord] = []
+    ended: list[str] | None = None
+    actions: list[list[str]] = []
     for line in lines:
         words = line.split(" ")
         match words[0]:
             case "p":
                 head, ended, actions = words, None, []
             case "x":
-                ended = _exit(words)
+                ended = words
             case "a":
-                actions.append(_action(words))
+                actions.append(words)
             case "e":
-                yield int(head[3]), _record(head, ended, actions)
+                yield head, ended, actions
 
 
-def _record(head: Sequence[str], ended: ExitRecord | None, actions: list[ActionRecord]) -> ProcessRecord:
-    _, process_id, supervisor_id, _, live, committed, _, begun, oldest, end, acks = head
+def _record(head: Sequence[str], end: list[str] | None, actions: Iterable[list[str]]) -> ProcessRecord:
+    _, process_id, supervisor_id, _, live, committed, _, begun, oldest, newest, acks = head
+    ended = None if end is None else _exit(end)
     phase: Phase = "terminal" if ended is not None else "accepted" if committed == "1" else "prepared"
     return ProcessRecord(
         process_id=process_id,
@@ -110,9 +131,9 @@ def _record(head: Sequence[str], ended: ExitRecord | None, actions: list[ActionR
         execution_committed=committed == "1",
         started_at=_time(begun),
         output_start=int(oldest),
-        output_end=int(end),
+        output_end=int(newest),
         exit=ended,
-        actions=tuple(sorted(actions, key=lambda action: action.seq)),
+        actions=tuple(sorted((_action(words) for words in actions), key=lambda action: action.seq)),
         started_acknowledged="s" in acks,
         exit_acknowledged="x" in acks,
     )

@@ -165,6 +165,7 @@ record() { # everything about process $1
   printf 'p %s %s %s %s %s %s %s %s %s %s\n' "$1" "$sup" "$made" $live $committed $closed "$begun" "$A" "$Z" "${acks:--}"
   ended "$1" && printf 'x %s\n' "$X"
   for f in "$V/$1"/act/*; do
+    case ${f##*/} in *[!A-Za-z0-9_-]*) continue ;; esac
     [ -s "$f/k" ] && action "$f"
   done
   printf 'e %s\n' "$1"
@@ -307,7 +308,11 @@ request() { # verb id and what the verb takes
       $verb "$@"
       if [ -d "$V/$1/act/$2" ]; then action "$V/$1/act/$2"; fi
       ;;
-    list) for d in "$V"/*; do record "${d##*/}"; done ;;
+    list)
+      for d in "$V"/*; do
+        case ${d##*/} in *[!A-Za-z0-9_-]*) ;; *) record "${d##*/}" ;; esac
+      done
+      ;;
     action) if [ -d "$V/$1/act/$2" ]; then action "$V/$1/act/$2"; fi ;;
     ack)
       case $2 in

@@ -147,6 +147,14 @@ class DockerProvider:
             *(Owned("volume", found["Name"], found["Labels"].get(MACHINE, ""), "running") for found in volumes),
         ]
 
+    async def running(self, installation_id: str) -> set[str]:
+        """Return the ids of the installation's containers that have not ended. One call."""
+        try:
+            containers = await self.engine.containers({INSTALLATION: installation_id})
+        except DockerError as error:
+            raise ProviderUnavailable(f"the engine does not list: {error.message}") from error
+        return {found["Id"] for found in containers if _STATES.get(found["State"]) != "terminated"}
+
     async def discard(self, thing: Owned) -> None:
         """Remove something that `owned` returned. Raises ProviderUnavailable."""
         try:

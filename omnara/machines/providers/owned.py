@@ -31,5 +31,9 @@ class SweptProvider(Protocol):
         """
         ...
 
+    async def running(self, installation_id: str) -> set[str]:
+        """Return the ids of what of this installation has not ended, asleep or awake. Raises ProviderUnavailable."""
+        ...
+
     async def discard(self, thing: Owned) -> None:
         """Remove one of them; one that is not there is fine. Raises ProviderUnavailable."""
