@@ -61,7 +61,7 @@ async def has_image(provider: DockerProvider, image: str) -> bool:
     return True
 
 
-def import_busybox(program: str) -> None:
+def import_busybox(program: str, endpoint: str | None = None) -> None:
     """Make the small image: a file system with nothing but busybox under all its names."""
     names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
     buffer = io.BytesIO()
@@ -72,7 +72,8 @@ def import_busybox(program: str) -> None:
                 entry = tarfile.TarInfo(f"bin/{name}")
                 entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
                 archive.addfile(entry)
-    subprocess.run(["docker", "import", "-", BUSYBOX_IMAGE], input=buffer.getvalue(), check=True, capture_output=True)
+    docker = ["docker", *(() if endpoint is None else ("-H", endpoint))]
+    subprocess.run([*docker, "import", "-", BUSYBOX_IMAGE], input=buffer.getvalue(), check=True, capture_output=True)
 
 
 def new_id(kind: IdKind = IdKind.PROCESS) -> str:
