@@ -271,6 +271,33 @@ async def test_another_installations_directory_is_left_alone(pool: Pool) -> None
     assert (await pool.provider.inspect(spec, None))[0] == "running"
 
 
+async def test_no_machine_gets_the_user_of_a_deleted_one_that_may_have_left_files(pool: Pool) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become other users")
+    spec, home = await pool.machine()
+    text, _ = await run(home, "id -u")
+    await pool.provider.delete(spec, None)
+    kept = (pool.root / "users" / text.strip()).is_symlink()
+    assert kept == (pool.provider._confined == "user")
+
+
+@WITH_BUBBLEWRAP
+async def test_a_sandbox_that_nobody_could_write_down_ends(place: Path) -> None:
+    pool = Pool(place / "machines", "bubblewrap")
+    try:
+        spec, _ = await pool.machine()
+        sandbox = pool.provider._sandbox(spec, await asyncio.to_thread(pool.provider._about, spec))  # type: ignore[arg-type]
+        assert sandbox is not None
+        hears, says = os.pipe()
+        pid = await asyncio.to_thread(sandbox._run, hears)
+        assert alive(pid)
+        os.close(hears)
+        os.close(says)
+        await until(lambda: not alive(pid), "it ends with whoever began it")
+    finally:
+        await pool.close()
+
+
 @WITH_BUBBLEWRAP
 async def test_a_machine_without_network(place: Path) -> None:
     pool = Pool(place / "machines", "bubblewrap")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from omnara.machines.posix.keeper.talk import message
 from omnara.machines.processes import HomeFull, ProcessSpec
 from tests.support.posix_home import HomeOfTest, alive, kill, living_session, posix_home
 from tests.support.small_disk import small_disk
@@ -421,6 +422,48 @@ async def test_a_half_made_process_is_not_there(home: HomeOfTest) -> None:
     shutil.copytree(home.directory("prc_1"), removed)
     assert [record.process_id for record in await home.home.processes()] == ["prc_1"]
     assert not removed.exists()
+
+
+async def test_damaged_files_of_one_process_do_not_hide_the_others(home: HomeOfTest) -> None:
+    """A disk that lost what it had confirmed: the server is not told of that process, and settles it as unknown."""
+    whole = await home.run("echo whole")
+    for number, (name, content) in enumerate([("lock", b""), ("lock", None), ("executed", b""), ("exit.json", b"{")]):
+        damaged = await home.run(f"echo {number}")
+        file = home.directory(damaged.process_id) / name
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+    found = await home.opened().processes()
+    assert found[0] == whole
+    assert [record.exit is None for record in found[1:]] == [False, True]
+    assert len(list((home.root / "damaged").iterdir())) == 2
+    for record in found:
+        await home.home.stop(record.process_id, "server_resolved")
+        assert (await home.home.execute(record.process_id, 0)).exit is not None
+
+
+async def test_nonsense_on_a_keepers_socket_hurts_nobody(home: HomeOfTest) -> None:
+    record = await home.start("echo up; cat")
+    for request in [
+        b"GET / HTTP/1.1\r\n\r\n",
+        message([1]),  # type: ignore[arg-type]
+        message({"op": "watch", "end": "x"}),
+        message({"op": "write", "id": "pac_x", "seq": 1, "size": 1 << 30, "close": False}),
+        message({"op": "terminate", "id": 5, "seq": 1}),
+        message({"op": ["stop"]}),
+        b"\0\0",
+    ]:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(f"{home.directory(record.process_id)}/control")
+            sock.sendall(request)
+            sock.shutdown(socket.SHUT_WR)
+            sock.settimeout(10)
+            assert await asyncio.to_thread(sock.recv, 10) == b""
+    with pytest.raises(ValueError, match="too many"):
+        await home.home.write(record.process_id, "pac_1", 1, b"x" * 131_073, close=False)
+    assert (await home.home.write(record.process_id, "pac_1", 1, b"on\n", close=True)).state == "applied"
+    assert (await home.ended(record.process_id)).exit is not None
+    assert await home.text(record.process_id) == "up\non\n"
 
 
 @pytest.mark.parametrize("bad", ["../up", "a/b", "", ".hidden", "x" * 200])

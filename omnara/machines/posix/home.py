@@ -9,17 +9,17 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
 from omnara.machines.posix import environment, speech
 from omnara.machines.posix.keeper import files
 from omnara.machines.posix.keeper.stdin import AFTER_THE_END, UNRECOVERABLE
-from omnara.machines.posix.keeper.talk import message
+from omnara.machines.posix.keeper.talk import LONGEST_DATA, message
 from omnara.machines.posix.launcher import Launcher
 from omnara.machines.posix.records import checked
 from omnara.machines.posix.store import Store
@@ -38,9 +38,14 @@ from omnara.machines.processes import (
 
 __all__ = ["PosixHome"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _COMMIT_S = 15.0
 """How long a keeper may take until it holds the execution bit; beyond that the computer is in trouble."""
 _LAUNCHES = 3
+_TURNS = 100
+"""A keeper that is just ending hangs up and is gone within a few of them."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.2
 
 
@@ -83,7 +88,7 @@ class PosixHome:
     async def processes(self) -> list[ProcessRecord]:
         """See `Home`. Also has the fork server ready for the first command."""
         await asyncio.to_thread(self._launcher.warm)
-        return await asyncio.to_thread(self._store.records)
+        return await self._in_thread(self._store.records)
 
     async def prepare(self, spec: ProcessSpec) -> ProcessRecord:
         """See `Home`. What cannot be started is prepared all the same: executing it says why, as an exit record."""
@@ -101,19 +106,20 @@ class PosixHome:
             "umask": 0o022,
             "limits": msgspec.to_builtins(self._limits),
         }
-        record: ProcessRecord = await self._in_thread(self._store.create, spec.process_id, launch)
-        return record
+        return await self._in_thread(self._store.create, spec.process_id, launch)
 
-    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
+    @staticmethod
+    async def _in_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Read or write files. Raises HomeFull; HomeLost when they cannot be used for another reason."""
         try:
-            return await asyncio.to_thread(function, *arguments)
+            return await asyncio.to_thread(function, *arguments, **named)
         except OSError as error:
             if files.is_full(error):
                 raise HomeFull("the machine's disk is full") from error
-            raise
+            raise HomeLost(f"the files of the machine's processes cannot be used: {error}") from error
 
     async def _record(self, process_id: str) -> ProcessRecord:
-        record = await asyncio.to_thread(self._store.record, process_id)
+        record = await self._in_thread(self._store.record, process_id)
         if record is None:
             raise KeyError(process_id)
         return record
@@ -128,7 +134,7 @@ class PosixHome:
                 with theirs:
                     ours.send(message({"op": "watch", "end": 0, "sandbox": target}))
                     ours.setblocking(False)
-                    begun = await asyncio.to_thread(self._launch, process_id, theirs)
+                    begun = await self._in_thread(self._launch, process_id, theirs)
                 if begun:
                     return await self.watch(process_id, 0, max(0.0, deadline - time.monotonic()))
                 if await self._committed(ours, process_id, deadline):
@@ -144,10 +150,7 @@ class PosixHome:
                 raise KeyError(process_id)
             if files.read_pair(fd, files.BIT) is not None:
                 return True
-            try:
-                self._launcher.launch(fd, connection)
-            except OSError as error:
-                raise HomeLost(f"no process can be started here: {error}") from error
+            self._launcher.launch(fd, connection)
         return False
 
     @staticmethod
@@ -212,18 +215,22 @@ class PosixHome:
     async def _bury(self, process_id: str, code: str, text: str) -> bool:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         record = ExitRecord(state="unknown", reason_code=code, reason_message=text, ended_at=now)
-        done: bool = await self._in_thread(self._store.finish, process_id, record)
-        return done
+        return await self._in_thread(self._store.finish, process_id, record)
 
     async def read(self, process_id: str, cursor: int, max_bytes: int) -> OutputSlice:
         """See `Home`. A cursor beyond the end gives nothing; `end` tells. Raises KeyError for an unknown process."""
-        found = await asyncio.to_thread(self._store.output, process_id, cursor, max_bytes)
+        found = await self._in_thread(self._store.output, process_id, cursor, max_bytes)
         if found is None:
             raise KeyError(process_id)
         return found
 
     async def write(self, process_id: str, action_id: str, seq: int, data: bytes, close: bool) -> ActionOutcome:
-        """See `Home`. Also `stdin_closed`, and `close_stdin_unsupported` for a terminal. Raises HomeFull, KeyError."""
+        """See `Home`. Also `stdin_closed`, and `close_stdin_unsupported` for a terminal. At most 131,072 bytes.
+
+        Raises HomeFull, KeyError, ValueError.
+        """
+        if len(data) > LONGEST_DATA:
+            raise ValueError(f"{len(data)} bytes at once are too many")
         request = {"op": "write", "id": checked(action_id), "seq": seq, "size": len(data), "close": close}
         return await self._act(process_id, action_id, seq, "write", message(request, data))
 
@@ -236,7 +243,7 @@ class PosixHome:
 
     async def _act(self, process_id: str, action_id: str, seq: int, kind: ActionKind, request: bytes) -> ActionOutcome:
         pause_s = _FIRST_PAUSE_S
-        while True:
+        for _ in range(_TURNS):
             record = await self._record(process_id)
             known = next((action for action in record.actions if action.action_id == action_id), None)
             if known is not None and known.outcome is not None:
@@ -246,8 +253,7 @@ class PosixHome:
                 mark = ActionRecord(
                     action_id=action_id, kind=kind, seq=seq, outcome=msgspec.convert(outcome, ActionOutcome)
                 )
-                settled: ActionOutcome = await self._in_thread(self._store.settle, process_id, mark)
-                return settled
+                return await self._in_thread(self._store.settle, process_id, mark)
             said = await self._ask_surely(process_id, request, 2 * self._limits.write_s)
             if said is not None and said.get("event") == "full":
                 raise HomeFull("the machine's disk is full")
@@ -255,12 +261,13 @@ class PosixHome:
                 return msgspec.convert(said["outcome"], ActionOutcome)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        raise HomeLost(f"{process_id}: its keeper is there but does not answer")
 
     async def stop(self, process_id: str, reason_code: str) -> None:
         """See `Home`. Returns when the end is recorded. What was never executed never will be. Unknown ids are fine."""
         pause_s = _FIRST_PAUSE_S
         while True:
-            record = await asyncio.to_thread(self._store.record, process_id)
+            record = await self._in_thread(self._store.record, process_id)
             if record is None or record.exit is not None:
                 return
             if record.execution_committed and record.supervisor_live:
@@ -277,7 +284,7 @@ class PosixHome:
 
     async def forget(self, process_id: str) -> None:
         """See `Home`. Raises ValueError while the process runs."""
-        await asyncio.to_thread(self._store.remove, process_id)
+        await self._in_thread(self._store.remove, process_id)
 
 
 def _without_keeper(record: ProcessRecord, kind: ActionKind) -> Mapping[str, str]:

@@ -33,8 +33,9 @@ _ETC = (
     "nsswitch.conf", "os-release", "pki", "profile", "protocols", "python3", "resolv.conf", "services",
     "ssl", "terminfo", "timezone",
 )  # fmt: skip
-_HOLD = "echo ready; exec sleep 2147483647"
-_DETACHED = '"$@" </dev/null &'
+_HOLD = "echo ready; read -r kept && exec sleep 2147483647 </dev/null"
+"""It stays only when it is told that it was written down: one that nobody knows of ends with whoever began it."""
+_DETACHED = '"$@" </dev/fd/{} &'
 """Run by a shell that ends at once, so that the sandbox is nobody's child and nobody's zombie."""
 _KEPT = "sandbox.json"
 _LOCK = "sandbox.lock"
@@ -112,23 +113,28 @@ class Bubblewrap:
             living = self._living(directory)
             if living is not None:
                 return living
-            pid = self._run()
-            who = {"pid": pid, "start": identity.start_time(pid), "boot": identity.boot_id()}
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(_KEPT, dir_fd=directory)
-            files.write_file(directory, _KEPT, json.dumps(who).encode())
+            told, tell = os.pipe()
+            with open(tell, "wb", buffering=0) as keep, open(told) as hears:
+                pid = self._run(hears.fileno())
+                who = {"pid": pid, "start": identity.start_time(pid), "boot": identity.boot_id()}
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(_KEPT, dir_fd=directory)
+                files.write_file(directory, _KEPT, json.dumps(who).encode())
+                keep.write(b"kept\n")
             return pid
 
-    def _run(self) -> int:
+    def _run(self, hears: int) -> int:
         told, tell = os.pipe()
         ready, say_ready = os.pipe()
         asked, ask = os.pipe()
         try:
             with open(ask, "wb") as words:  # some kilobytes, which a pipe takes without anybody reading
                 words.write(b"\0".join(word.encode() for word in self._options(tell)))
+            begin = ["/bin/sh", "-c", _DETACHED.format(hears), "sh"]
             done = subprocess.run(
-                ["/bin/sh", "-c", _DETACHED, "sh", _program(), "--args", str(asked), "/bin/sh", "-c", _HOLD],
-                pass_fds=(tell, asked),
+                [*begin, _program(), "--args", str(asked), "/bin/sh", "-c", _HOLD],
+                pass_fds=(tell, asked, hears),
+                stdin=subprocess.DEVNULL,
                 stdout=say_ready,
                 stderr=subprocess.DEVNULL,
                 timeout=_START_S,

@@ -17,11 +17,14 @@ from typing import Any
 
 import msgspec
 
+from omnara.log import get_logger
 from omnara.machines.posix import records
 from omnara.machines.posix.keeper import files, identity
 from omnara.machines.processes import ActionOutcome, ActionRecord, ExitRecord, OutputSlice, ProcessRecord
 
 __all__ = ["Store"]
+
+log = get_logger(__name__)
 
 _STALE_S = 3600.0
 
@@ -120,14 +123,25 @@ class Store:
             return []
         settled: dict[str, tuple[int, int, ProcessRecord]] = {}
         for name in names:
-            with self.opened(name) as fd:
-                if fd is not None:
-                    known = self._known(name, fd)
-                    found.append((known[1], known[2]))
-                    if records.is_settled(known[2]):
-                        settled[name] = known
+            known = self._read(name)
+            if known is not None:
+                found.append(known[1:])
+                if records.is_settled(known[2]):
+                    settled[name] = known
         self._settled = settled
         return [record for _, record in sorted(found, key=lambda pair: (pair[0], pair[1].process_id))]
+
+    def _read(self, name: str) -> tuple[int, int, ProcessRecord] | None:
+        """Read one of all. One that is damaged is put aside, so that it does not keep the others from being known."""
+        try:
+            with self.opened(name) as fd:
+                return None if fd is None else self._known(name, fd)
+        except (ValueError, KeyError, FileNotFoundError) as error:
+            log.warning("a process's files are damaged and were put aside", process_id=name, error=str(error)[:200])
+            damaged = self.root / "damaged"
+            damaged.mkdir(mode=0o700, exist_ok=True)
+            (self._processes / name).rename(damaged / f"{name}.{secrets.token_hex(8)}")
+            return None
 
     def _known(self, name: str, fd: int) -> tuple[int, int, ProcessRecord]:
         """Return a record with when it last could change and when it was made.

@@ -25,6 +25,7 @@ import msgspec
 from omnara.machines.posix import Launcher, Limits, PosixHome, User
 from omnara.machines.posix.environment import DEFAULT_PATH
 from omnara.machines.posix.sandbox import HOME_INSIDE, Bubblewrap, bubblewrap_problem
+from omnara.machines.processes import HomeFull, HomeLost
 from omnara.machines.providers import local_files
 from omnara.machines.providers.local_files import About
 from omnara.machines.providers.protocol import (
@@ -40,7 +41,7 @@ __all__ = ["Confinement", "LocalProvider", "Unconfined", "confinement", "host_id
 
 Confinement = Literal["bubblewrap", "user", "unsafe"]
 
-_FIRST_UID, _LAST_UID = 1_879_048_192, 1_879_113_727
+_FIRST_UID, _UIDS = 1_879_048_192, 2**24
 """Users without a name, far from those that systems give out (and that containers are mapped to)."""
 _OPTIONS = frozenset({"network"})
 
@@ -146,9 +147,9 @@ class LocalProvider:
             return
         for directory in (self._root, place.parent):
             directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-        uid = self._uid(machine) if os.geteuid() == 0 and self._confined != "unsafe" else None
         if self._confined == "user":
             self._check_way()
+        uid = self._uid(machine) if os.geteuid() == 0 and self._confined != "unsafe" else None
         about = About(
             machine_id=machine.machine_id,
             installation_id=machine.installation_id,
@@ -183,14 +184,13 @@ class LocalProvider:
                 )
 
     def _uid(self, machine: MachineSpec) -> int:
-        """Take a user that no other machine has; again for the same machine: the same one."""
+        """Take a user that no other machine has, or had where it may have left files outside its directory."""
         taken = self._root / "users"
         taken.mkdir(mode=0o700, exist_ok=True)
-        for uid in range(_FIRST_UID, _LAST_UID):
-            path = taken / str(uid)
+        for _ in range(1000):
+            uid = _FIRST_UID + secrets.randbelow(_UIDS)
             with contextlib.suppress(FileExistsError):
-                path.symlink_to(machine.allocation_name)
-            if os.readlink(path) == machine.allocation_name:
+                (taken / str(uid)).symlink_to(machine.allocation_name)
                 return uid
         raise ProvisionFailed("no user is left for another local machine")
 
@@ -208,12 +208,17 @@ class LocalProvider:
         about = await asyncio.to_thread(self._about, machine)
         if about is None or (about.machine_id, about.installation_id) != (machine.machine_id, machine.installation_id):
             return
-        home = self._home(machine, about)
-        for record in await home.processes():
-            await home.stop(record.process_id, "machine_deleted")
         sandbox = self._sandbox(machine, about)
         if sandbox is not None:
             await sandbox.destroy()
+        if about.uid is not None:
+            await asyncio.to_thread(local_files.kill_all_of, about.uid)
+        home = self._home(machine, about)
+        try:
+            left = [record.process_id for record in await home.processes() if record.exit is None]
+            await asyncio.gather(*(home.stop(process_id, "machine_deleted") for process_id in left))
+        except (HomeFull, HomeLost) as error:
+            raise ProviderUnavailable(f"the machine's processes cannot be ended: {error}") from error
         try:
             await asyncio.to_thread(self._remove, machine, about)
         except OSError as error:
@@ -225,7 +230,7 @@ class LocalProvider:
         gone = self._root / f".gone-{secrets.token_hex(8)}"
         self._place(machine).rename(gone)
         local_files.remove_tree(gone)
-        if about.uid is not None:
+        if about.uid is not None and self._confined == "bubblewrap":
             (self._root / "users" / str(about.uid)).unlink(missing_ok=True)
 
     async def sleep(self, machine: MachineSpec, resource_id: str) -> None:

@@ -238,21 +238,19 @@ class Keeper:
         self._desk.close()
 
     def _handle(self, connection: Connection, request: dict[str, Any], data: bytes) -> None:
-        kind = request.get("op")
+        kind = request["op"]
         if kind == "watch":
-            self._desk.watch(connection, int(request["end"]))
+            self._desk.watch(connection, request["end"])
             self._desk.tell_output(self._writer.end)
         elif kind == "stop":
             self._desk.watch(connection, None)
-            self._end(str(request["reason"]))
-        elif kind in ("write", "interrupt", "terminate"):
-            self._act(connection, request, data)
+            self._end(request["reason"])
         else:
-            self._desk.answer(connection, {"event": "unknown_request"})
+            self._act(connection, request, data)
 
     def _act(self, connection: Connection, request: dict[str, Any], data: bytes) -> None:
         """Mark the action, then do it. One that is known is answered from its record, when it is done."""
-        action_id, kind = str(request["id"]), str(request["op"])
+        action_id, kind = request["id"], request["op"]
         name = files.action_file(action_id)
         if action_id in self._acting:
             self._acting[action_id].append(connection)

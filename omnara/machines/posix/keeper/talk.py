@@ -12,19 +12,39 @@ import socket
 import struct
 from typing import Any
 
-__all__ = ["CONTROL", "LENGTH", "Connection", "message"]
+__all__ = ["CONTROL", "LENGTH", "LONGEST_DATA", "Connection", "message"]
 
 CONTROL = "control"
 LENGTH = struct.Struct(">I")
 _LONGEST_HEADER = 16 * 1024
-_LONGEST_DATA = 131_072
+LONGEST_DATA = 131_072
 """Source: machines.md §7 (write)."""
+_ACTION: dict[str, type] = {"id": str, "seq": int}
+_NEEDED: dict[str, dict[str, type]] = {
+    "watch": {"end": int},
+    "stop": {"reason": str},
+    "write": {**_ACTION, "size": int, "close": bool},
+    "interrupt": _ACTION,
+    "terminate": _ACTION,
+}
 
 
 def message(value: dict[str, Any], data: bytes = b"") -> bytes:
     """Encode one request or answer."""
     header = json.dumps(value).encode()
     return LENGTH.pack(len(header)) + header + data
+
+
+def _checked(header: Any) -> dict[str, Any]:
+    """Return a request that has what it needs. Raises ValueError: nonsense must not bring a keeper down."""
+    kind = header.get("op") if isinstance(header, dict) else None
+    needed = _NEEDED.get(kind) if isinstance(kind, str) else None
+    if needed is None or any(type(header.get(name)) is not kind for name, kind in needed.items()):
+        raise ValueError("not a request")
+    if not 0 <= header.get("size", 0) <= LONGEST_DATA:
+        raise ValueError("too much data")
+    found: dict[str, Any] = header
+    return found
 
 
 class Connection:
@@ -51,7 +71,7 @@ class Connection:
         self._received += data
         try:
             return self._request()
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             self.close()
             return None
 
@@ -64,10 +84,8 @@ class Connection:
         end = LENGTH.size + length
         if len(self._received) < end:
             return None
-        header = json.loads(self._received[LENGTH.size : end])
+        header = _checked(json.loads(self._received[LENGTH.size : end]))
         size = int(header.get("size", 0))
-        if not 0 <= size <= _LONGEST_DATA:
-            raise ValueError(size)
         if len(self._received) < end + size:
             return None
         data = bytes(self._received[end : end + size])
