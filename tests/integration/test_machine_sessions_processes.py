@@ -258,6 +258,7 @@ async def test_the_replica_with_the_socket_is_killed(scene: Scene, road: TcpProx
     assert daemon.stop() == 0
 
 
+@pytest.mark.slow
 async def test_the_daemon_is_killed_while_its_command_runs(scene: Scene, daemon: DaemonProcess) -> None:
     process_id = await begun(scene, daemon)
     daemon.kill()

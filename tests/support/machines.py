@@ -63,9 +63,16 @@ async def make_machine(sql: Rows, org_id: UUID, project_id: UUID, name: str = "l
 
 
 async def make_pool_machine(
-    sql: Rows, org_id: UUID, project_id: UUID, *, provider: str, host: str | None, name: str = "box"
+    sql: Rows,
+    org_id: UUID,
+    project_id: UUID,
+    *,
+    provider: str,
+    host: str | None = None,
+    name: str = "box",
+    provisioned: bool = True,
 ) -> TestMachine:
-    """Insert a pool of its own and an active machine of it, as if it had been provisioned."""
+    """Insert a pool of its own and a machine of it: as if it had been provisioned, or else still to be."""
     pool_id, grant_id, machine_id = new_uuid(), new_uuid(), new_uuid()
     await sql.fetch(
         "insert into machine_pools (id, org_id, name, provider, max_total_machines) values ($1, $2, $3, $4, 10)",
@@ -77,9 +84,10 @@ async def make_pool_machine(
     )  # fmt: skip
     await sql.fetch(
         "insert into machines (id, org_id, source_kind, pool_id, pool_grant_id, project_id, display_name, provider,"
-        " resource_id, resource_host, generation, activated_at)"
-        " values ($1, $2, 'pool', $3, $4, $5, $6, $7, $8, $9, 1, now())",
-        machine_id, org_id, pool_id, grant_id, project_id, name, provider, str(machine_id), host,
+        " resource_id, resource_host, generation, lifecycle_state, next_reconcile_after)"
+        " values ($1, $2, 'pool', $3, $4, $5, $6, $7, $8, $9, $10, $11, now())",
+        machine_id, org_id, pool_id, grant_id, project_id, name, provider,
+        str(machine_id) if provisioned else None, host, int(provisioned), "active" if provisioned else "provisioning",
     )  # fmt: skip
     await sql.fetch(
         "insert into machine_grants (id, org_id, project_id, machine_id, pool_grant_id, source_kind)"
