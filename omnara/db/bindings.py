@@ -93,15 +93,17 @@ class SourceMachine(msgspec.Struct, frozen=True):
 
     id: UUID
     source_kind: str
-    lifecycle_state: str
     granted: bool
 
 
 class SourcePool(msgspec.Struct, frozen=True):
-    """A pool that a config may mean."""
+    """A pool that a config may mean. `provider_config` and `options` (of its machines) are JSON text."""
 
     id: UUID
     granted: bool
+    provider: str
+    provider_config: str
+    options: str
 
 
 class PoolName(msgspec.Struct, frozen=True):

@@ -54,21 +54,23 @@ update agent_machine_bindings set state = 'released', updated_at = statement_tim
 where id = any($1::uuid[]) and state = 'attached';
 
 -- name: source_machines
--- Machines of an organization that a config may mean by an id or by a name, and whether the project may use them.
--- Index: machines_pkey, machines_newest, machine_grants_machine.
-select m.id, m.source_kind, m.lifecycle_state,
+-- Machines of an organization that a config may mean by an id, or by the name of one that somebody connected, and whether
+-- the project may use them. Index: machines_pkey, machines_newest, machine_grants_machine.
+select m.id, m.source_kind,
        exists (select from machine_grants g
                 where g.project_id = $2 and g.machine_id = m.id and g.deleted_at is null) as granted
 from machines m
-where m.org_id = $1 and m.deleted_at is null and (m.id = $3 or ($3 is null and m.display_name = $4))
+where m.org_id = $1 and m.deleted_at is null and m.lifecycle_state not in ('deleting', 'delete_failed')
+  and (m.id = $3 or ($3 is null and m.source_kind = 'byo' and m.display_name = $4))
 order by m.created_at limit 2;
 
 -- name: source_pools
--- The pool of an organization that a config means by an id or by its name, and whether the project may use it.
--- Index: machine_pools_pkey, machine_pools_name, machine_pool_grants_pool.
-select p.id, exists (select from machine_pool_grants g
-                      where g.project_id = $2 and g.pool_id = p.id and g.deleted_at is null) as granted
+-- The pool of an organization that a config means by an id or by its name, whether the project may use it, and the provider's
+-- options of machines there. Index: machine_pools_pkey, machine_pools_name, machine_pool_grants_pool.
+select p.id, g.id is not null as granted, p.provider, p.provider_config,
+       p.default_machine_provider_options || coalesce(g.default_machine_provider_options_overlay, '{}') as options
 from machine_pools p
+left join machine_pool_grants g on g.project_id = $2 and g.pool_id = p.id and g.deleted_at is null
 where p.org_id = $1 and p.deleted_at is null and (p.id = $3 or ($3 is null and p.name = $4));
 
 -- name: pool_names

@@ -53,7 +53,7 @@ async def pool(engine: Engine, name: str = "cloud", most: int = 10, *, granted: 
     await engine.fetch(
         """insert into machine_pools (id, org_id, name, provider, max_total_machines, default_machine_cpu,
              default_machine_env, default_machine_provider_options, default_cwd, delete_after_idle_minutes)
-           values ($1, $2, $3, 'docker', $4, 2, '{"A": "pool", "B": "pool", "C": "pool"}', '{"image": "x", "n": 1}',
+           values ($1, $2, $3, 'docker', $4, 2, '{"A": "pool", "B": "pool", "C": "pool"}', '{"sleep_after_ms": 40000}',
                    '/pool', 60)""",
         pool_id, engine.project.org_id, name, most,
     )  # fmt: skip
@@ -139,6 +139,8 @@ FAULTS: list[tuple[Any, str]] = [
     ([{"pool": "cloud", "initial_num_machines": 2}], "machine_sources.0.initial_num_machines"),
     ([{"pool": "cloud", "delete_after_idle_minutes": 4}], "machine_sources.0.delete_after_idle_minutes"),
     ([{"pool": "cloud", "cpu": 0}], "machine_sources.0.cpu"),
+    ([{"pool": "cloud", "provider_options": {"image": "evil"}}], "machine_sources.0.provider_options"),
+    ([{"pool": "cloud", "provider_options": {"privileged": True}}], "machine_sources.0.provider_options"),
     ([{"pool": "cloud", "machine": "laptop"}], "machine_sources.0"),
     ([{}], "machine_sources.0"),
     ([{"machine": "laptop", "ref": "No Good"}], "machine_sources.0.ref"),
@@ -175,7 +177,7 @@ async def test_a_launch_attaches_and_asks_for_machines(engine: Engine) -> None:
     await pool(
         engine,
         default_machine_env_overlay='{"B": "grant", "C": null}',
-        default_machine_provider_options_overlay='{"n": 2}',
+        default_machine_provider_options_overlay='{"sleep_after_ms": 50000}',
         default_machine_cpu=3,
     )
     done = await launched(
@@ -192,7 +194,7 @@ async def test_a_launch_attaches_and_asks_for_machines(engine: Engine) -> None:
         assert len(row["machine_ref"]) == 11
         assert (row["lifecycle_state"], row["cpu"], row["machine_cwd"], row["idle"]) == ("provisioning", 3, "/pool", 60)
         assert msgspec.json.decode(row["env"]) == {"A": "agent", "B": "grant"}
-        assert msgspec.json.decode(row["options"]) == {"image": "x", "n": 2}
+        assert msgspec.json.decode(row["options"]) == {"sleep_after_ms": 50000}
     assert [binding.machine_ref for binding in done.bindings] == [row["machine_ref"] for row in (first, *others)]
     assert {("machines", row["machine_id"]) for row in others} <= set(engine.hints)
     granted = await engine.fetch("select machine_id from machine_grants where source_kind = 'pool'")

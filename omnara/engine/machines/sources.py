@@ -14,12 +14,13 @@ import msgspec
 
 from omnara.access.roles import ProjectScope
 from omnara.db import bindings, machines
-from omnara.db.bindings import SourceMachine
+from omnara.db.bindings import SourceMachine, SourcePool
 from omnara.db.connection import Connection
 from omnara.domain.config import MachineSource, PoolSource, Source
 from omnara.domain.config_check import Problem, describe
 from omnara.domain.config_machines import DraftMachine, DraftPool, DraftSource
-from omnara.errors import InvalidRequest
+from omnara.engine.machines.pool_providers import check_provider
+from omnara.errors import InvalidRequest, Unprocessable
 from omnara.ids import IdKind, InvalidPublicId, decode, encode
 
 __all__ = ["SANDBOX", "check_sources", "pool_ids", "resolve_sources", "secret_uuids", "source_key"]
@@ -98,8 +99,25 @@ async def _resolve(
     if pool is None or not pool.granted:
         problems.append(Problem(f"{path}.pool", _UNKNOWN_POOL if pool is None else _NOT_GRANTED))
         return None
+    problem = _options_problem(pool, draft)
+    if problem is not None:
+        problems.append(Problem(f"{path}.provider_options", problem))
+        return None
     values = {name: value for name, value in msgspec.structs.asdict(draft).items() if name != "pool"}
     return PoolSource(pool_id=encode(IdKind.MACHINE_POOL, pool.id), **values)
+
+
+def _options_problem(pool: SourcePool, draft: DraftPool) -> str | None:
+    """Why the provider could not make machines with these options."""
+    if not draft.provider_options:
+        return None
+    options = msgspec.json.decode(pool.options) | draft.provider_options
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        check_provider(pool.provider, pool.provider_config, msgspec.json.encode(given).decode())
+    except (InvalidRequest, Unprocessable) as error:
+        return error.detail
+    return None
 
 
 _SHARED = ("description", "cwd", "env_overlay", "secret_env_overlay")
@@ -108,14 +126,13 @@ _NOT_GRANTED = "is not granted to this project"
 
 
 def _machine_problem(rows: Sequence[SourceMachine]) -> str | None:
-    usable = [row for row in rows if row.lifecycle_state not in ("deleting", "delete_failed", "deleted")]
-    if not usable:
+    if not rows:
         return "is not the name or id of a machine"
     if len(rows) > 1:
         return "is the name of several machines; use its id"
-    if usable[0].source_kind != "byo":
+    if rows[0].source_kind != "byo":
         return "belongs to a pool; name the pool instead"
-    return None if usable[0].granted else _NOT_GRANTED
+    return None if rows[0].granted else _NOT_GRANTED
 
 
 def _named(kind: IdKind, text: str) -> tuple[UUID | None, str]:
