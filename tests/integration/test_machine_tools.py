@@ -19,6 +19,7 @@ from omnara.engine.cancel import cancel_agent
 from omnara.engine.interactions import resolve
 from omnara.engine.lifecycle import archive
 from omnara.engine.results import submit_result
+from omnara.engine.resume import resume
 from omnara.engine.scope import AgentPath
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.providers.in_process import ask, say
@@ -372,6 +373,23 @@ async def test_a_cancel_takes_back_what_waits_and_lets_the_background_be(databas
         assert [encode(IdKind.PROCESS, p) for p in (await machine.pending()).terminations] == [server.process_id]
         assert await engine.sql.fetchval("select state from agent_machine_bindings") == "released"
         await machine.killed(server.process_id)
+
+
+async def test_a_restart_takes_back_what_the_voided_calls_asked_for(database: str) -> None:
+    async with engine_on(database, scripted([("run_command", {"command": "x"})])) as engine:
+        agent, machine = await one_machine(engine)
+        await engine.say(agent)
+        [offer] = await machine.offered()
+        await engine.until_idle(agent)
+        await resume(engine.replicas[0].deps, owner(engine), AgentPath(agent), restart=True)
+        await engine.until_idle(agent)
+        assert not await machine.accept(offer)
+        rows = await processes(engine, agent)
+        assert [row["state"] for row in rows] == ["failed", "queued"]
+        again = await machine.take()
+        await machine.finished(again.process_id)
+        await engine.until_idle(agent)
+        assert (await engine.events(agent))[-1][2]["content_blocks"][0]["text"] == "done"
 
 
 async def test_a_cancel_and_a_report_race(database: str) -> None:
