@@ -104,7 +104,7 @@ async def _serve(settings: DaemonSettings) -> int:
 @command.command("install")
 @_API_URL
 @_HOME
-@click.option("--no-start", is_flag=True, help="Only write the files; start nothing.")
+@click.option("--no-start", "--install-only", is_flag=True, help="Only write the files; start nothing.")
 def install(api_url: str | None, home: str | None, no_start: bool) -> None:
     """Bind this computer to a machine of the server, and start the daemon.
 

@@ -210,6 +210,8 @@ async def test_from_install_to_a_result_that_the_model_sees(lab: Lab, laptop: La
     assert await exited(daemon, laptop) == 0
     gone = laptop.omnara("daemon", "uninstall", "--purge")
     assert gone.returncode == 0, gone.stderr
+    report = "select failure_report ->> 'stage' from machines where id = $1"
+    assert await lab.cluster.sql.fetchval(report, machine.id) == "daemon_uninstalled", "the server is told"
     assert laptop.status()["machine_id"] is None
     assert not list(laptop.home.glob("installations/*/machines/*"))
 

@@ -272,22 +272,6 @@ async def _knock(port: int) -> bytes:
     raise AssertionError("nobody answers the knock")
 
 
-async def test_a_machine_that_runs_something_does_not_sleep(server: DaemonServer, tmp_path: Path) -> None:
-    knobs = Knobs(backoff_base_s=0.05, backoff_cap_s=0.1, sleep_after_s=0.2, idle_tick_s=0.02, wake_port=0)
-    async with daemon(server, tmp_path, knobs):
-        channel = await server.channel()
-        go = tmp_path / "go"
-        await channel.run("prc_1", f"echo up; while [ ! -e {go} ]; do sleep 0.05; done")
-        await channel.expect_report(wire.ProcessStarted)
-        # Three times as long as an idle machine would wait, told by the same clock as the daemon's.
-        began = asyncio.get_running_loop().time()
-        await until(lambda: asyncio.get_running_loop().time() - began > 0.6, "time passes")
-        assert "sleep" not in server.calls
-        go.touch()
-        await channel.expect_report(wire.ProcessFinished)
-        await until(lambda: "sleep" in server.calls, "it wants to sleep")
-
-
 @pytest.mark.parametrize(("code", "times"), [("pending_work", 2), ("not_wake_capable", 1)])
 async def test_a_server_that_does_not_let_it_sleep(server: DaemonServer, tmp_path: Path, code: str, times: int) -> None:
     server.refuse("sleep", 409, code)

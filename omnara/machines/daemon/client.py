@@ -99,6 +99,10 @@ class ServerClient:
         """Say that this machine may be suspended. Raises NotAsleep, and as `register`."""
         await self._post(f"/runtimes/{runtime_id}/sleep", None)
 
+    async def uninstalled(self) -> None:
+        """Say that nothing is left here, so that nobody waits for what ran. Raises as `register`."""
+        await self._post("/failures?stage=daemon_uninstalled", b"", "text/plain")
+
     async def connect(self, runtime_id: str) -> Link[wire.FromDaemon, wire.FromServer]:
         """Open the runtime's socket. Raises Superseded (register again), ServerAway.
 
@@ -120,9 +124,9 @@ class ServerClient:
             raise ServerAway(_plain(error)) from error
         return SocketLink(socket)
 
-    async def _post(self, path: str, body: bytes | None) -> bytes:
+    async def _post(self, path: str, body: bytes | None, content_type: str = "application/json") -> bytes:
         assert self._session is not None
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        headers = {} if body is None else {"Content-Type": content_type}
         if body is not None and len(body) > wire.MAX_BODY_BYTES:
             raise ServerAway("this machine has more to claim than a registration may hold")
         try:

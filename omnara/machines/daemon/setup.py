@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 import msgspec
 
 from omnara.errors import ConfigurationError
-from omnara.machines.daemon.client import AuthorityLost, Refused, Superseded
+from omnara.machines.daemon.client import AuthorityLost, Refused, ServerAway, ServerClient, Superseded
 from omnara.machines.daemon.config import DaemonConfig, Home
 from omnara.machines.daemon.daemon import identify
 from omnara.machines.daemon.run import binding, daemon_of
@@ -49,8 +50,14 @@ async def bind(settings: DaemonSettings) -> DaemonConfig:
 
 
 async def purge_machine(settings: DaemonSettings, home: Home, config: DaemonConfig) -> None:
-    """End everything that runs here for the machine, and delete what is kept of it. The home's lock is held."""
+    """End everything that runs here for the machine, and delete what is kept of it. The home's lock is held.
+
+    The server is told if it can be reached; if not, it finds out when the machine's commands are not heard of.
+    """
     await daemon_of(settings, home, config).destroy()
+    with contextlib.suppress(AuthorityLost, Refused, ServerAway, Superseded):
+        async with ServerClient(config.api_url, config.machine_token) as client:
+            await client.uninstalled()
 
 
 def daemon_command(home: Path) -> list[str]:
