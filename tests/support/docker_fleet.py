@@ -19,7 +19,7 @@ from omnara.ids import IdKind, decode, new_uuid
 from omnara.machines.providers.docker import DockerProvider
 from omnara.worker import Identity
 from tests.contract.server import ApiServer, api_server
-from tests.support.machines import TestMachine, bind, queue_command
+from tests.support.machines import Rows, TestMachine, bind, queue_command
 from tests.support.waiting import until
 
 QUICK = {"machine_heartbeat_s": 1.0, "machine_lease_s": 3.0, "machine_drain_s": 0.2, "machine_sweep_s": 0.1}
@@ -32,6 +32,34 @@ TIMES = Times(
     upkeep_s=0.3,
     minute_s=0.02,
 )
+
+
+async def insert_machine(sql: Rows, org_id: UUID, project_id: UUID, image: str, **columns: Any) -> TestMachine:
+    """Insert a pool of its own and a machine of it that is to be made, without telling anybody."""
+    pool_id, grant_id, machine_id = new_uuid(), new_uuid(), new_uuid()
+    config = msgspec.json.encode({"image": image}).decode()
+    await sql.fetch(
+        "insert into machine_pools (id, org_id, name, provider, provider_config, max_total_machines)"
+        " values ($1, $2, $3, 'docker', $4, 10)",
+        pool_id, org_id, str(pool_id), config,
+    )  # fmt: skip
+    await sql.fetch(
+        "insert into machine_pool_grants (id, org_id, project_id, pool_id) values ($1, $2, $3, $4)",
+        grant_id, org_id, project_id, pool_id,
+    )  # fmt: skip
+    await sql.fetch(
+        "insert into machines (id, org_id, source_kind, pool_id, pool_grant_id, project_id, display_name, provider,"
+        " memory_mb, lifecycle_state, next_reconcile_after, provider_options, delete_after_idle_minutes)"
+        " values ($1, $2, 'pool', $3, $4, $5, 'box', 'docker', 256, 'provisioning', now(), $6, $7)",
+        machine_id, org_id, pool_id, grant_id, project_id,
+        columns.get("provider_options", "{}"), columns.get("delete_after_idle_minutes"),
+    )  # fmt: skip
+    await sql.fetch(
+        "insert into machine_grants (id, org_id, project_id, machine_id, pool_grant_id, source_kind)"
+        " values ($1, $2, $3, $4, $5, 'pool')",
+        new_uuid(), org_id, project_id, machine_id, grant_id,
+    )  # fmt: skip
+    return TestMachine(machine_id, org_id, project_id, "")
 
 
 class Site:
@@ -77,32 +105,9 @@ class Fleet:
         """An agent with a machine that is to be made."""
         org_id, project_id = decode(IdKind.ORG, self.server.org), decode(IdKind.PROJECT, self.server.project)
         agent_id = decode(IdKind.AGENT, (await self.server.agent()).rsplit("/", 1)[1])
-        pool_id, grant_id, machine_id = new_uuid(), new_uuid(), new_uuid()
-        config = msgspec.json.encode({"image": image}).decode()
-        await self.fetch(
-            "insert into machine_pools (id, org_id, name, provider, provider_config, max_total_machines)"
-            " values ($1, $2, $3, 'docker', $4, 10)",
-            pool_id, org_id, str(pool_id), config,
-        )  # fmt: skip
-        await self.fetch(
-            "insert into machine_pool_grants (id, org_id, project_id, pool_id) values ($1, $2, $3, $4)",
-            grant_id, org_id, project_id, pool_id,
-        )  # fmt: skip
-        await self.fetch(
-            "insert into machines (id, org_id, source_kind, pool_id, pool_grant_id, project_id, display_name, provider,"
-            " memory_mb, lifecycle_state, next_reconcile_after, provider_options, delete_after_idle_minutes)"
-            " values ($1, $2, 'pool', $3, $4, $5, 'box', 'docker', 256, 'provisioning', now(), $6, $7)",
-            machine_id, org_id, pool_id, grant_id, project_id,
-            columns.get("provider_options", "{}"), columns.get("delete_after_idle_minutes"),
-        )  # fmt: skip
-        await self.fetch(
-            "insert into machine_grants (id, org_id, project_id, machine_id, pool_grant_id, source_kind)"
-            " values ($1, $2, $3, $4, $5, 'pool')",
-            new_uuid(), org_id, project_id, machine_id, grant_id,
-        )  # fmt: skip
-        machine = TestMachine(machine_id, org_id, project_id, "")
+        machine = await insert_machine(self, org_id, project_id, image, **columns)
         binding = await bind(self, machine, agent_id, kind="pool")
-        self.server.deps.hints.machines((machine_id,))
+        self.server.deps.hints.machines((machine.id,))
         return Held(self, machine, agent_id, binding)
 
 
