@@ -22,7 +22,7 @@ from omnara.db.connection import Connection
 from omnara.db.fleet import Channel, MachineClaim
 from omnara.engine.deps import Deps
 from omnara.errors import Unavailable
-from omnara.fleet.drive import Drive
+from omnara.fleet.drive import Drive, Turns
 from omnara.fleet.places import Places
 from omnara.fleet.sessions import Sessions
 from omnara.log import get_logger
@@ -34,8 +34,6 @@ log = get_logger(__name__)
 
 BATCH: Final = 64
 RELEASE_BATCH: Final = 256
-TURNS: Final = 2
-"""Machines that register at once: they use the connections of the API."""
 DRIVEN_LEASE_S: Final = 180.0
 """What tells that a driver is gone is its worker's death; the lease is for what nobody foresaw."""
 AT_MOST_EVERY_S: Final = 0.1
@@ -61,7 +59,7 @@ class Driver:
         self._cooling: dict[UUID, float] = {}
         self._dead: set[UUID] = set()
         self._now = asyncio.Event()
-        self._turn = asyncio.Semaphore(TURNS)
+        self._turns = Turns()
         self._looks = 0
         self._stopping = False
 
@@ -173,7 +171,7 @@ class Driver:
         if self._stopping:
             self._tasks.spawn(self._give_back([claim]), "driver-release")
             return
-        drive = Drive(self._deps, claim, self._sessions, self._places, self._turn, self._opened)
+        drive = Drive(self._deps, claim, self._sessions, self._places, self._turns, self._opened)
         task = self._tasks.spawn(self._run(drive), f"drive {claim.machine_id}")
         self._drives[claim.machine_id] = (drive, task)
         probes.hit("machine_claimed", machine_id=claim.machine_id)

@@ -22,6 +22,7 @@ from omnara.machines.processes import HomeLost
 from omnara.worker import Identity
 from tests.contract.server import ApiServer, api_server, invariants_hold
 from tests.support.machines import TestMachine, bind, make_pool_machine, queue_command
+from tests.support.tcp_proxy import proxied
 from tests.support.waiting import until
 
 QUICK = {"machine_heartbeat_s": 1.0, "machine_lease_s": 3.0, "machine_drain_s": 0.2, "machine_sweep_s": 0.1}
@@ -263,3 +264,22 @@ async def test_idle_machines_cost_nothing_each(scene: Scene, monkeypatch: pytest
     monkeypatch.setattr(server.deps.db, "acquire", counted)
     await asyncio.sleep(1.0)
     assert borrowed < 30, borrowed
+
+
+async def test_an_outage_of_the_database_ends_no_driving(database: str, folders: Folders) -> None:
+    """What ended while Postgres was away is told when it is back, over the same home."""
+    async with proxied(database) as (proxy, url), replica(url, folders) as first:
+        scene = await make_scene(first, folders)
+        await scene.driven_by(first)
+        process_id = await scene.queue("while [ ! -e stop ]; do sleep 0.05; done; echo over > there")
+        await until(lambda: _running(scene, process_id), "it runs")
+        proxy.go_silent()
+        proxy.cut()
+        (scene.folder() / "stop").touch()
+        await until((scene.folder() / "there").exists, "the command is over")
+        await asyncio.sleep(1)
+        proxy.flow()
+        row = await scene.ended(process_id, limit_s=30)
+        assert (row["state"], row["exit_code"]) == ("exited", 0)
+        await scene.driven_by(first)
+        assert folders.opened == 1
