@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 
 from omnara.errors import ConfigurationError
 from omnara.machines import wire
+from omnara.machines.daemon import client
 from omnara.machines.daemon.config import DaemonConfig, Home
 from omnara.machines.daemon.daemon import Knobs
 from omnara.machines.daemon.run import run_daemon
 from omnara.setting_daemon import DaemonSettings
 from tests.support.daemon_server import INSTALLATION, MACHINE, TOKEN, DaemonServer, daemon_server
 from tests.support.processes import free_ports
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import until
 
 QUICK = Knobs(backoff_base_s=0.05, backoff_cap_s=0.1)
@@ -59,6 +62,12 @@ def config_of(server: DaemonServer, **fields: str) -> DaemonConfig:
     return DaemonConfig(**{**values, **fields})
 
 
+async def acknowledged(root: Path, process_id: str) -> None:
+    """Wait until the daemon has kept that a report arrived; before that it may rightly be sent once more."""
+    kept = next(root.glob(f"**/processes/{process_id}")) / "acknowledged"
+    await until(kept.exists, "the acknowledgement is kept")
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[DaemonServer]:
     async with daemon_server() as one:
@@ -91,8 +100,7 @@ async def test_commands_run_on_while_the_daemon_is_away_and_are_told_once(server
             "prc_1", f"echo began; echo x >> {mark}; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 3"
         )
         await channel.expect_report(wire.ProcessStarted)
-        kept = next((tmp_path / "home").glob("**/processes/prc_1")) / "acknowledged"
-        await until(kept.exists, "the acknowledgement is kept")
+        await acknowledged(tmp_path / "home", "prc_1")
         assert await first.end() == 0
     async with daemon(server, tmp_path / "home"):
         channel = await server.channel()
@@ -302,3 +310,32 @@ async def test_stopping_while_the_server_is_away_takes_no_time(tmp_path: Path) -
     async with daemon(gone, tmp_path) as running:
         async with asyncio.timeout(2):
             assert await running.end() == 0
+
+
+async def test_a_line_that_swallows_everything_is_noticed_by_its_pings(
+    server: DaemonServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PING_S", 0.3)
+    proxy = TcpProxy("127.0.0.1", int(server.url.rpartition(":")[2]))
+    await proxy.start()
+    try:
+        server.url = f"http://127.0.0.1:{proxy.port}"
+        async with daemon(server, tmp_path / "home") as running:
+            channel = await server.channel()
+            await channel.run("prc_1", f"echo up; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
+            await channel.expect_report(wire.ProcessStarted)
+            await acknowledged(tmp_path / "home", "prc_1")
+            proxy.go_silent()
+            (tmp_path / "go").touch()
+            await until(lambda: _state(running) == "not connected", "the silence is noticed", limit_s=10)
+            proxy.flow()
+            again = await server.channel()
+            event = await again.expect_report(wire.ProcessFinished)
+            assert (event.state, event.exit_code) == ("exited", 0)
+    finally:
+        await proxy.stop()
+
+
+def _state(running: Running) -> str:
+    said = running.home.root / "status.json"
+    return str(json.loads(said.read_bytes())["state"]) if said.exists() else ""
