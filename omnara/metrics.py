@@ -38,6 +38,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     hint_lag_s: Histogram
     loop_lag_s: Histogram
     open_streams: Gauge
+    machine_channels: Gauge
     pool_connections: Gauge
     pool_wait_s: Histogram
     workers_alive: Gauge
@@ -68,6 +69,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
             hint_lag_s=made.histogram("hint_lag_seconds", "Time from a hint's sending to its arrival", _FAST),
             loop_lag_s=made.histogram("event_loop_lag_seconds", "How late the event loop ran a timer", _FAST),
             open_streams=made.gauge("open_streams", "Event streams open in this process"),
+            machine_channels=made.gauge("machine_channels", "Machines served by this process, by kind of line", "kind"),
             pool_connections=made.gauge("pool_connections", "API connections by state (idle, used)", "state"),
             pool_wait_s=made.histogram("pool_wait_seconds", "Time that a request waited for a connection", _FAST),
             workers_alive=made.gauge("workers_alive", "Workers that are alive in the whole installation"),

@@ -85,6 +85,8 @@ class Sessions:
         """Serve a channel until it is over; an older one of the same machine in this process is closed first."""
         session = Session(self._deps, link, channel, self._turns, silence_s=silence_s, coarse_s=coarse_s)
         key = str(channel.machine_id)
+        served = self._deps.metrics.machine_channels.labels("socket" if coarse_s is None else "driven")
+        served.inc()
         displaced = self._open.get(key)
         self._open[key] = session
         try:
@@ -95,6 +97,7 @@ class Sessions:
             probes.hit("channel_open", machine_id=channel.machine_id)
             await session.run()
         finally:
+            served.dec()
             if self._open.get(key) is session:
                 del self._open[key]
             probes.hit("channel_closed", machine_id=channel.machine_id)

@@ -151,3 +151,16 @@ def test_only_the_settings_read_the_environment() -> None:
         if re.search(r"os\.(environ|getenv)", path.read_text()) and path.name != "settings.py"
     ]
     assert offenders == []
+
+
+@pytest.mark.parametrize("url", ["https://omnara.example.com", "http://10.0.0.1:8080/base/", "https://[::1]:8443"])
+def test_a_public_url_is_an_address_that_a_shell_can_hold(url: str) -> None:
+    assert settings.load({"OMNARA_PUBLIC_URL": url}).public_url == url
+
+
+@pytest.mark.parametrize(
+    "url", ["omnara.example.com", "ftp://x", "https://x?a=b", "https://x/$(id)", "https://x';id;'"]
+)
+def test_another_public_url_stops_the_start(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="OMNARA_PUBLIC_URL"):
+        settings.load({"OMNARA_PUBLIC_URL": url})
