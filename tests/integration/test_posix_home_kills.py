@@ -48,7 +48,8 @@ async def home(tmp_path: Path) -> AsyncIterator[HomeOfTest]:
 def opener(home: HomeOfTest, wait_s: float) -> subprocess.Popen[str]:
     """Another process that opens the home and starts a command there."""
     command = [sys.executable, "-c", OPENER, str(home.root), str(home.work), str(wait_s)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
 
 
 async def told(process: subprocess.Popen[str], word: str) -> list[str]:

@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import socket
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ async def connect(directory: Path) -> socket.socket | None:
         if len(os.fsencode(path)) <= _LONGEST_PATH:
             await asyncio.get_running_loop().sock_connect(sock, str(path))
         else:
-            await _connect_through_descriptor(sock, directory)
+            await _connect_by_short_name(sock, directory)
     except OSError:
         sock.close()
         return None
@@ -37,12 +39,19 @@ async def connect(directory: Path) -> socket.socket | None:
     return sock
 
 
-async def _connect_through_descriptor(sock: socket.socket, directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        await asyncio.get_running_loop().sock_connect(sock, f"/proc/self/fd/{fd}/{CONTROL}")
-    finally:
-        os.close(fd)
+async def _connect_by_short_name(sock: socket.socket, directory: Path) -> None:
+    loop = asyncio.get_running_loop()
+    if sys.platform == "linux":
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            await loop.sock_connect(sock, f"/proc/self/fd/{fd}/{CONTROL}")
+        finally:
+            os.close(fd)
+    else:
+        with tempfile.TemporaryDirectory(prefix="omn") as short:
+            link = Path(short) / "d"
+            link.symlink_to(directory)
+            await loop.sock_connect(sock, str(link / CONTROL))
 
 
 async def answer(sock: socket.socket, wait_s: float) -> dict[str, Any] | None:

@@ -90,10 +90,10 @@ def signal_session(session: int, number: int, living: list[Member]) -> None:
 def kill_left_over(leader: dict[str, object]) -> bool:
     """Kill what a dead keeper left behind; says whether there was anything. `leader` as the keeper wrote it down.
 
-    Another boot, or a leader's number that now belongs to somebody else: nothing is touched.
+    Another boot, a leader's number that now belongs to somebody else, or no way to tell: nothing is touched.
     """
     pid = leader.get("pid")
-    if not isinstance(pid, int) or leader.get("boot") != boot_id():
+    if not isinstance(pid, int) or leader.get("start") is None or leader.get("boot") != boot_id():
         return False
     now = start_time(pid)
     if now is not None and now != leader.get("start"):

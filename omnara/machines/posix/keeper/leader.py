@@ -78,7 +78,8 @@ class Leader:
         """See to what the shell left behind. What cannot be killed (somebody else's, stuck in the kernel) is let go."""
         given_up = self._kill_at is not None and now >= self._kill_at + self._grace_s
         if given_up or self._alone(children) or not identity.members(self.pid):
-            os.waitpid(self.pid, 0)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
             self.over = True
             return
         self._look_at = now + _AGAIN_S
@@ -92,11 +93,21 @@ class Leader:
         return orphans is not None and len(orphans) <= _HOLDERS
 
     def _status(self) -> Ended | None:
+        if not hasattr(os, "waitid"):
+            return self._reaped_status()
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None
         exited = found.si_code == os.CLD_EXITED
         return Ended(found.si_status if exited else None, None if exited else found.si_status)
+
+    def _reaped_status(self) -> Ended | None:
+        """Where a zombie cannot be looked at, it has to go before the rest does."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid == 0:
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        return Ended(code, None) if code >= 0 else Ended(None, -code)
 
     def _reap_orphans(self) -> list[int] | None:
         """Reap the dead among what we were left with; return which children are left (None: cannot be told)."""
