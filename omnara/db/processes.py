@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from omnara.db.agents import HotRow
+from omnara.db.agents import HotRow, NewEventRow
 from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
 from omnara.db.secrets import SealedRow
@@ -158,6 +158,42 @@ async def lock_for_report(
         return None
     values = tuple(row)
     return HotRow(*values[:17]), ReportedProcess(*values[17:])
+
+
+async def lock_waiting_report(
+    connection: Connection, runtime_id: UUID, process_id: UUID
+) -> tuple[HotRow, ReportedProcess, CallRow] | None:
+    """Lock agent, process and the call that waits for it; None also when no call waits."""
+    row = await connection.fetchrow(_SQL["lock_waiting_report"], runtime_id, process_id)
+    if row is None:
+        return None
+    values = tuple(row)
+    return HotRow(*values[:17]), ReportedProcess(*values[17:36]), CallRow(*values[36:])
+
+
+async def publish(
+    connection: Connection, hot: HotRow, call_id: UUID, outcome: str, event: NewEventRow, *, wake: bool
+) -> None:
+    """Write the one result that was added to a locked agent, its call and its hot row, in one statement.
+
+    Raises RuntimeError when the call did not wait: the lock rules that out, so the transaction must end.
+    """
+    whole = await connection.fetchval(
+        _SQL["publish_result"],
+        hot.agent_id,
+        event.sequence,
+        event.id,
+        event.turn_id,
+        event.turn_sequence,
+        event.payload,
+        call_id,
+        outcome,
+        hot.batch_sequence,
+        hot.open_calls,
+        wake,
+    )
+    if not whole:
+        raise RuntimeError("a call was completed twice under the lock of its agent")
 
 
 async def may_report(connection: Connection, runtime_id: UUID) -> bool:

@@ -91,6 +91,44 @@ where r.id = $1 and p.id = $2
   and (r.state = 'active' or r.state_reason_code = 'daemon_lease_expired')
 for no key update of s, p;
 
+-- name: lock_waiting_report
+-- The same with the call that waits for the process, locked after it; no row when none waits. The usual first report needs
+-- no other question. Index: machine_runtimes_pkey, processes_pkey, agent_sched_pkey, tool_calls_agent_id_id_key.
+select s.agent_id, s.project_id, s.gate, s.worker_id, s.next_sequence, s.next_rank, s.turn_id, s.turn_sequence, s.turn_open,
+       s.batch_sequence, s.open_calls, s.attempt, s.retry_at, s.step_number, s.deaths, s.history_version, s.config_id,
+       p.id, p.agent_id, p.machine_id, p.tool_call_id, p.purpose, p.state, p.reason_code, p.exit_code, p.exit_signal,
+       p.terminate_requested, p.default_cursor, p.next_action_seq, p.granted_at, p.started_at, p.ended_at, p.closed_at,
+       p.project_id, p.secret_env,
+       m.last_activity_at < statement_timestamp() - interval '30 seconds' as quiet,
+       t.id as call_id, t.agent_id, t.output_sequence, t.ordinal, t.turn_id, t.turn_sequence, t.provider_call_id, t.name,
+       t.type, t.input, t.state as call_state, t.outcome, t.created_at, t.completed_at
+from machine_runtimes r
+join machines m on m.id = r.machine_id and m.current_runtime_id = r.id
+join processes p on p.machine_id = r.machine_id
+join agent_sched s on s.agent_id = p.agent_id
+join tool_calls t on t.agent_id = p.agent_id and t.id = p.tool_call_id
+where r.id = $1 and p.id = $2 and t.state = 'waiting'
+  and (r.state = 'active' or r.state_reason_code = 'daemon_lease_expired')
+for no key update of s, p, t;
+
+-- name: publish_result
+-- The result of one call of a locked agent: event, call and hot row in one statement. $11: the agent has something to do.
+-- Index: events_pkey, tool_calls_agent_id_id_key, agent_sched_pkey.
+with e as (
+  insert into events (agent_id, sequence, id, kind, turn_id, turn_sequence, payload)
+  values ($1, $2, $3, 'tool_result', $4, $5, $6::json)
+),
+c as (
+  update tool_calls set state = 'completed', outcome = $8, result_sequence = $2, completed_at = statement_timestamp()
+  where agent_id = $1 and id = $7 and state = 'waiting' returning id
+),
+h as (
+  update agent_sched set next_sequence = $2 + 1, batch_sequence = $9, open_calls = $10, inputs_gen = inputs_gen + 1,
+    ready_at = case when $11::boolean then least(ready_at, statement_timestamp()) else ready_at end
+  where agent_id = $1 returning agent_id
+)
+select (select count(*) from c) = 1 and (select count(*) from h) = 1 as whole;
+
 -- name: may_report
 -- Whether a runtime's reports count. Index: machine_runtimes_pkey.
 select exists (select from machine_runtimes r join machines m on m.id = r.machine_id and m.current_runtime_id = r.id

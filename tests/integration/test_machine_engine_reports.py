@@ -415,3 +415,26 @@ async def test_a_file_on_its_way_keeps_its_bytes_and_completes_nobody(engine: En
     rows = await floor.sql.fetch("select result from process_actions where id = $1", action)
     assert msgspec.json.decode(rows[0]["result"])["output"] == "AAEC"
     assert (await floor.finished(job)).ack_status == "committed"
+
+
+async def test_the_usual_report_takes_three_statements(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    floor = await Floor.make(engine)
+    job = await floor.job()
+    await floor.accept(job)
+    statements: list[str] = []
+    run = floor.deps.db.run
+
+    def note(record: Any) -> None:
+        statements.append(record.query)
+
+    async def counted(work: Any) -> Any:
+        async def watched(connection: Any) -> Any:
+            with connection.query_logger(note):
+                return await work(connection)
+
+        return await run(watched)
+
+    monkeypatch.setattr(floor.deps.db, "run", counted)
+    assert (await floor.finished(job, "ok")).ack_status == "committed"
+    names = [statement.split(" */")[0].removeprefix("/* processes.") for statement in statements]
+    assert names == ["lock_waiting_report", "process_finished", "publish_result"]

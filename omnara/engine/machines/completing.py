@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 
 from omnara.db import processes as db
-from omnara.db.agents import HotRow
+from omnara.db.agents import HotRow, NewEventRow
 from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
 from omnara.db.process_ends import EndedAction, EndedProcess
@@ -55,16 +55,27 @@ class Told:
             deps.hints.machines(self.machines)
 
 
-async def add_results(connection: Connection, appending: Appending, results: Sequence[Result]) -> int:
-    """Add results for those of these calls that still wait; return how many. The caller writes `appending`."""
+class Added(msgspec.Struct, frozen=True):
+    """A result that was added to an agent's log, and the call that it completes."""
+
+    call: CallRow
+    outcome: Outcome
+    event: NewEventRow
+
+
+async def add_results(connection: Connection, appending: Appending, results: Sequence[Result]) -> list[Added]:
+    """Add results for those of these calls that still wait; return these. The caller writes `appending`."""
     if not results:
-        return 0
+        return []
     by_call = {result.call_id: result for result in results}
     waiting = await db.waiting_calls(connection, appending.hot.agent_id, by_call)
-    for call in waiting:
-        result = by_call[call.id]
-        appending.add_result(call, result.outcome, [StructuredDataBlock(result.value)])
-    return len(waiting)
+    return [add_result(appending, call, by_call[call.id]) for call in waiting]
+
+
+def add_result(appending: Appending, call: CallRow, result: Result) -> Added:
+    """Add the result of a call that waits; the caller has it locked, and writes `appending`."""
+    event = appending.add_result(call, result.outcome, [StructuredDataBlock(result.value)])
+    return Added(call, result.outcome, event)
 
 
 async def settle(

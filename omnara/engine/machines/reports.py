@@ -17,6 +17,7 @@ from omnara.db import process_ends as ends
 from omnara.db import processes as db
 from omnara.db import runtimes
 from omnara.db.agents import HotRow
+from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
 from omnara.db.processes import ReportedAction, ReportedProcess
 from omnara.domain.processes import (
@@ -29,7 +30,7 @@ from omnara.domain.text import clean_text
 from omnara.engine.appending import Appending, wake_if_runnable
 from omnara.engine.deps import Deps
 from omnara.engine.machines import verdicts
-from omnara.engine.machines.completing import Result, Told, add_results, results_of
+from omnara.engine.machines.completing import Added, Result, Told, add_result, add_results, results_of
 from omnara.engine.machines.redact import redacted
 from omnara.engine.machines.verdicts import ActionEvent, Apply, ReadPayload, Reject, Repeated, Settled, Verdict
 from omnara.ids import IdKind, InvalidPublicId, decode
@@ -55,6 +56,10 @@ async def apply(deps: Deps, runtime_id: UUID, report: Report) -> ReportAck:
         return _reject(report, Reject(verdicts.INVALID, "the process id is none"))
 
     async def work(connection: Connection) -> _Applied:
+        if isinstance(report.event, ProcessStarted | ProcessFinished):
+            waiting = await db.lock_waiting_report(connection, runtime_id, process_id)
+            if waiting is not None:
+                return await _Reported(deps, connection, report, *waiting).apply()
         locked = await db.lock_for_report(connection, runtime_id, process_id)
         if locked is None:
             return await _refused(connection, runtime_id, report)
@@ -91,16 +96,24 @@ def _reject(report: Report, verdict: Reject) -> ReportAck:
 
 
 class _Reported:
-    """One report under the locks on its agent and its process."""
+    """One report under the locks on its agent, its process and, if it is known, the call that waits for that."""
 
     def __init__(
-        self, deps: Deps, connection: Connection, report: Report, hot: HotRow, process: ReportedProcess
+        self,
+        deps: Deps,
+        connection: Connection,
+        report: Report,
+        hot: HotRow,
+        process: ReportedProcess,
+        call: CallRow | None = None,
     ) -> None:
         self._deps = deps
         self._connection = connection
         self._report = report
         self._process = process
+        self._call = call
         self._appending = Appending(connection, hot)
+        self._added: list[Added] = []
         self._told = Told()
 
     async def apply(self) -> _Applied:
@@ -152,7 +165,7 @@ class _Reported:
         if self._process.next_action_seq > 1:
             ended = await ends.end_actions_of(self._connection, [self._process.id])
             results = results_of((), ended).get(self._process.agent_id, [])
-            await add_results(self._connection, self._appending, results)
+            self._added += await add_results(self._connection, self._appending, results)
         return await self._done(won, self._process.tool_call_id)
 
     async def _command(self, state: str, result: Any, **end: Any) -> dict[str, Any]:
@@ -227,14 +240,30 @@ class _Reported:
         """Add the result of a call if it waits; whether it did."""
         if call_id is None:
             return False
-        return await add_results(self._connection, self._appending, [Result(call_id, outcome, value)]) > 0
+        result = Result(call_id, outcome, value)
+        if self._call is not None and self._call.id == call_id:
+            added = [add_result(self._appending, self._call, result)]
+        else:
+            added = await add_results(self._connection, self._appending, [result])
+        self._added += added
+        return bool(added)
 
     async def _done(self, won: bool, call_id: UUID | None) -> ReportAck:
-        if self._appending.grew:
-            await self._appending.write(wake_if_runnable(self._appending.hot))
+        if self._added:
+            await self._write()
             self._told.agents.add(self._process.agent_id)
-            self._told.calls += self._appending.completed
         return self._ack("committed" if won or call_id is None else "cleanup_only")
+
+    async def _write(self) -> None:
+        hot = self._appending.hot
+        if len(self._added) > 1:
+            await self._appending.write(wake_if_runnable(hot))
+            self._told.calls += self._appending.completed
+            return
+        (one,) = self._added
+        wake = wake_if_runnable(hot) == "wake"
+        await db.publish(self._connection, hot, one.call.id, one.outcome, one.event, wake=wake)
+        self._told.calls.append(msgspec.structs.replace(one.call, state="completed", outcome=one.outcome))
 
     async def _judged(self, verdict: Verdict, call_id: UUID | None, closed_at: datetime | None) -> ReportAck:
         if isinstance(verdict, Reject):
