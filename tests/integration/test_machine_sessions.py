@@ -237,6 +237,22 @@ async def test_silence_ends_a_channel(dsn: str) -> None:
             assert await daemon.closed(5) == 1000
 
 
+async def test_an_open_channel_is_no_request_that_takes_too_long(dsn: str) -> None:
+    """The limits for slow clients are for HTTP: a channel may be quiet for as long as its own limit says."""
+    async with api_server(dsn, **QUICK | {"request_head_timeout_s": 0.2, "request_body_timeout_s": 0.2}) as server:
+        bench = await make_bench(server)
+        async with raw_daemon(server.url, bench.machine) as daemon:
+            for _ in range(3):
+                await asyncio.sleep(0.3)
+                await daemon.beat()
+                await daemon.expect("heartbeat_ack")
+
+
+async def test_what_is_no_upgrade_is_refused(bench: Bench, daemon: RawDaemon) -> None:
+    status, body = await daemon.call("GET", f"/runtimes/{daemon.runtime}/socket")
+    assert (status, body["code"]) == (400, "invalid_request")
+
+
 # --- what is none of its business ---------------------------------------------------------------------------
 
 
@@ -256,6 +272,10 @@ async def test_a_machine_cannot_touch_anothers_processes(bench: Bench, daemon: R
                 ack = await report(public)
                 assert ack["ack_status"] == "permanent_reject", ack
                 assert "idempotency" not in ack["error_code"]
+            result = {"process_id": public, "output": "x", "cursor": 0, "next_cursor": 1, "truncated": False}
+            event = {"type": "process_action_applied", "process_id": public, "process_action_id": action}
+            await stranger.send("report", report_id="action", event=event | {"result": result})
+            assert (await stranger.expect("report_ack"))["ack_status"] == "permanent_reject"
             assert await bench.process(process_id) == before
         for method, path in (("POST", "end"), ("POST", "sleep")):
             status, body = await stranger.call(method, f"/runtimes/{daemon.runtime}/{path}")
@@ -321,6 +341,22 @@ async def test_a_zero_instance_is_refused(bench: Bench, daemon: RawDaemon) -> No
     await daemon.send("heartbeat", daemon_instance_id="00000000-0000-0000-0000-000000000000")
     assert (await daemon.expect("error"))["error_code"] == "validation_failed"
     assert await daemon.closed() == 1000
+
+
+async def test_while_postgres_is_away_a_machine_is_held_on_to(dsn: str) -> None:
+    """Beats are acknowledged, reports are to be said again; only a grant of unknown outcome costs the channel."""
+    async with proxied(dsn) as (proxy, url), api_server(url, **QUICK) as cut:
+        bench = await make_bench(cut)
+        async with raw_daemon(cut.url, bench.machine) as daemon:
+            public = await daemon.take(await bench.queue())
+            await proxy.stop()
+            for _ in range(2):
+                await daemon.beat()
+                await daemon.expect("heartbeat_ack", 20)
+            ack = await daemon.finished(public)
+            assert (ack["ack_status"], ack["error_code"]) == ("transient_error", "storage_unavailable")
+            await daemon.send("process_accept", process_id=public)
+            assert await daemon.closed(20) == 1011
 
 
 # --- the routes ---------------------------------------------------------------------------------------------
