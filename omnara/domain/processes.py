@@ -131,7 +131,10 @@ def failure(
     reason_code: str, *, message: str = "", process_id: UUID | None = None, state: str | None = None
 ) -> dict[str, Any]:
     """Return the value for a call that has no result of the machine's: why, and what is known of the process."""
-    value: dict[str, Any] = {"error": describe(reason_code, message), "error_code": reason_code}
+    text = describe(reason_code, message)
+    if reason_code == "machine_unreachable" and state in ("starting", "running"):
+        text = f"{text} The command may go on there: it was {state} when the machine was last heard of."
+    value: dict[str, Any] = {"error": text, "error_code": reason_code}
     if reason_code in RETRYABLE:
         value["retryable"] = True
     if process_id is not None:
@@ -139,12 +142,6 @@ def failure(
     if state is not None:
         value["state"] = state
     return value
-
-
-def overlaid(base: Mapping[str, str], over: Mapping[str, str | None]) -> dict[str, str]:
-    """Return an environment with another one laid over it; null takes a name away. Source: machines.md §7."""
-    merged: dict[str, str | None] = {**base, **over}
-    return {name: value for name, value in merged.items() if value is not None}
 
 
 def working_directory(requested: str, binding_cwd: str, machine_cwd: str) -> str:
