@@ -108,6 +108,12 @@ async def test_a_machine_is_a_place_to_work_in(pool: Pool) -> None:
     lines = text.split()
     assert lines[0] == "data"
     assert lines[1] == lines[2]
+    text, record = await run(
+        home, "echo x > /dev/shm/omnara-test && rm /dev/shm/omnara-test && echo x > /dev/null && whoami; exit 0"
+    )
+    assert record.exit is not None
+    assert record.exit.exit_code == 0, text
+    assert "denied" not in text, text
     text, _ = await run(home, "cat file; cat ${TMPDIR:-/tmp}/t; stty size", io_mode="pty")
     assert text.split() == ["data", "t", "24", "80"]
     _, killed = await run(home, "kill -9 $$")

@@ -33,6 +33,7 @@ _ETC = (
     "nsswitch.conf", "os-release", "pki", "profile", "protocols", "python3", "resolv.conf", "services",
     "ssl", "terminfo", "timezone",
 )  # fmt: skip
+_KERNEL = ("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm")  # noqa: S108 - inside
 _HOLD = "echo ready; read -r kept && exec sleep 2147483647 </dev/null"
 """It stays only when it is told that it was written down: one that nobody knows of ends with whoever began it."""
 _DETACHED = '"$@" </dev/fd/{} &'
@@ -46,7 +47,7 @@ def bubblewrap_problem(program: str = "bwrap") -> str | None:
     found = shutil.which(program)
     if found is None:
         return "bubblewrap is not installed"
-    command = [found, *_unshared(network=True), *_system(), "--proc", "/proc", "--dev", "/dev", "/bin/sh", "-c", ":"]
+    command = [found, *_unshared(network=True), *_system(), *_KERNEL, "/bin/sh", "-c", ":"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_START_S, check=False, env={})
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -155,7 +156,7 @@ class Bubblewrap:
     def _options(self, tell: int) -> list[str]:
         """They go through a pipe: those inside see the command line, and need not know where things are outside."""
         shown = [
-            "--proc", "/proc", "--dev", "/dev",
+            *_KERNEL,
             "--bind", str(self._tmp), "/tmp",  # noqa: S108 - the machine's own
             "--bind", str(self._workspace), HOME_INSIDE,
             "--ro-bind", str(self._etc / "passwd"), "/etc/passwd",

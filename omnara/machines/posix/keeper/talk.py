@@ -2,6 +2,8 @@
 
 A request is a length (four bytes), that many bytes of JSON, and the bytes that its `size` announces. An answer is a
 length and JSON. A connection that ends without an answer means that the keeper is gone: the files say the rest.
+
+A keeper may be older than whoever speaks to it, since commands outlive updates: requests may gain fields, and no more.
 """
 
 from __future__ import annotations
