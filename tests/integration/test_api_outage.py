@@ -101,7 +101,7 @@ async def test_a_bug_is_an_internal_error_that_tells_nothing(
         async def broken(*_args: object, **_options: object) -> object:
             raise RuntimeError("the password is hunter2")
 
-        monkeypatch.setattr("omnara.engine.reads.get_agent", broken)
+        monkeypatch.setattr("omnara.engine.reads.get_agent_machines", broken)
         agent = await server.agent()
         answer = await server.call("GET", agent)
         assert (answer.status, answer.json) == (500, {"error": "internal server error", "code": "internal_error"})
