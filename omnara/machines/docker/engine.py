@@ -46,7 +46,8 @@ class Engine:
                 timeout = aiohttp.ClientTimeout(sock_connect=5)
                 self._docker = Docker(url=self._endpoint, timeout=timeout)
             except (AssertionError, ValueError) as error:
-                raise ProviderUnavailable(f"there is no Docker engine to use: {error}") from error
+                why = str(error) or "it is not where `docker` looks for it"
+                raise ProviderUnavailable(f"there is no Docker engine: {why}") from error
         return self._docker
 
     async def close(self) -> None:

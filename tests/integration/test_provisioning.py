@@ -1,0 +1,244 @@
+"""Places of pool machines at a provider that does what a test says: attempts, late answers, removal, replacement."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from omnara.machines.processes import Home
+from omnara.machines.providers.protocol import (
+    MachineSpec,
+    ProviderUnavailable,
+    ProvisionFailed,
+    Resource,
+    ResourceState,
+)
+from tests.contract.server import api_server, invariants_hold
+from tests.support.docker_fleet import QUICK, TIMES, Fleet, Held
+from tests.support.scripted_home import ScriptedHome
+from tests.support.waiting import until
+
+
+class Place:
+    """A provider whose machines are entries of a dictionary; each call does first what `before` says."""
+
+    name = "docker"
+    provision_timeout_s = 5.0
+
+    def __init__(self) -> None:
+        self.machines: dict[str, MachineSpec] = {}
+        self.homes: dict[str, ScriptedHome] = {}
+        self.calls: list[str] = []
+        self.before: Callable[[str, MachineSpec], Any] | None = None
+        self.made = 0
+
+    async def host(self) -> str:
+        return "here"
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def validate(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """Everything goes."""
+
+    async def _called(self, what: str, machine: MachineSpec) -> None:
+        self.calls.append(what)
+        if self.before is not None:
+            found = self.before(what, machine)
+            if asyncio.iscoroutine(found):
+                await found
+
+    async def prepare(self, machine: MachineSpec) -> None:
+        await self._called("prepare", machine)
+
+    async def provision(self, machine: MachineSpec) -> Resource:
+        found = self.machines.get(machine.allocation_name)
+        if found is None or found.generation < machine.generation:
+            self.made += 1
+            self.machines[machine.allocation_name] = machine
+        resource = Resource(
+            resource_id=f"{machine.allocation_name}-{machine.generation}", host="here", sandbox_url="x:"
+        )
+        await self._called("provision", machine)
+        return resource
+
+    async def inspect(self, machine: MachineSpec, resource_id: str | None) -> tuple[ResourceState, Resource | None]:
+        await self._called("inspect", machine)
+        there = self.machines.get(machine.allocation_name)
+        return ("running" if there is not None else "terminated"), None
+
+    async def delete(self, machine: MachineSpec, resource_id: str | None) -> None:
+        await self._called("delete", machine)
+        self.machines.pop(machine.allocation_name, None)
+
+    async def sleep(self, machine: MachineSpec, resource_id: str) -> None:
+        await self._called("sleep", machine)
+
+    async def wake(self, machine: MachineSpec, resource_id: str) -> None:
+        await self._called("wake", machine)
+
+    async def open_home(self, machine: MachineSpec, resource_id: str) -> Home:
+        await self._called("open_home", machine)
+        return self.homes.setdefault(resource_id, ScriptedHome())
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def replica(database: str, place: Place) -> AsyncIterator[Fleet]:
+    async with api_server(database, **QUICK) as server:
+        made = Fleet(server, place, TIMES)  # type: ignore[arg-type]
+        await made.start()
+        try:
+            yield made
+            await invariants_hold(server)
+        finally:
+            await made.stop()
+
+
+def failing(times: int, what: str, error: Callable[[], Exception]) -> Callable[[str, MachineSpec], None]:
+    left = times
+
+    def before(called: str, _: MachineSpec) -> None:
+        nonlocal left
+        if called == what and left:
+            left -= 1
+            raise error()
+
+    return before
+
+
+async def delete(held: Held) -> None:
+    """Hand the machine to its removal, as the deletion of its pool does."""
+    from omnara.engine.machines.closing_down import end_pool_machine
+
+    deps = held.fleet.server.deps
+    async with deps.db.transaction() as connection:
+        await connection.fetch("select from machines where id = $1 for no key update", held.machine.id)
+        told = await end_pool_machine(connection, held.machine.id, "machine_pool_deleted")
+    told.tell(deps)
+
+
+async def test_an_attempt_that_fails_is_followed_by_another(replica: Fleet, place: Place) -> None:
+    place.before = failing(2, "provision", lambda: ProvisionFailed("no room", resource=Resource(resource_id="half")))
+    held = await replica.machine("image")
+    row = await held.until_state("active")
+    assert (row["generation"], row["resource_host"], row["lifecycle_reason_code"]) == (1, "here", "")
+    assert place.calls.count("provision") == 3
+    assert place.made == 1
+
+
+async def test_what_was_made_is_known_although_it_failed_after_that(replica: Fleet, place: Place) -> None:
+    place.before = failing(9, "provision", lambda: ProvisionFailed("no room", resource=Resource(resource_id="half")))
+    held = await replica.machine("image")
+    process_id = await held.queue("echo never")
+    row = await held.until_state("deleted")
+    assert (row["resource_id"], row["provision_attempts"]) == ("half", 3)
+    assert row["lifecycle_reason_message"] == "no room"
+    assert (await held.process(process_id))["state"] == "failed"
+    assert place.machines == {}
+
+
+async def test_a_place_that_is_away_costs_no_attempt_and_deletes_nothing(replica: Fleet, place: Place) -> None:
+    place.before = failing(5, "prepare", lambda: ProviderUnavailable("away"))
+    held = await replica.machine("image")
+    row = await held.until_state("active")
+    assert row["provision_attempts"] == 0
+    assert place.calls.count("prepare") == 6
+    assert "delete" not in place.calls
+
+
+async def test_an_answer_that_comes_after_the_deletion_leaves_nothing(replica: Fleet, place: Place) -> None:
+    made, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(called: str, _: MachineSpec) -> None:
+        if called == "provision":
+            made.set()
+            await go.wait()
+
+    place.before = slow
+    held = await replica.machine("image")
+    async with asyncio.timeout(10):
+        await made.wait()
+    await delete(held)
+    assert (await held.row())["lifecycle_state"] == "deleting"
+    go.set()
+    await held.until_state("deleted", limit_s=10)
+    await until(lambda: not place.machines, "nothing is left", limit_s=5)
+
+
+async def test_removal_is_tried_until_it_succeeds(replica: Fleet, place: Place) -> None:
+    held = await replica.machine("image")
+    await held.until_state("active")
+    place.before = failing(5, "delete", lambda: ProviderUnavailable("away"))
+    await delete(held)
+    row = await held.until_state("deleted")
+    assert row["delete_attempts"] == 6
+    assert row["deleted_at"] is not None
+    assert place.machines == {}
+
+
+async def test_a_lost_place_is_replaced_once_under_the_same_machine(replica: Fleet, place: Place) -> None:
+    held = await replica.machine("image")
+    first = await held.until_state("active")
+
+    async def online() -> bool:
+        query = "select state from machine_connections where machine_id = $1"
+        return bool((await replica.fetch(query, held.machine.id))[0]["state"] == "online")
+
+    await until(online, "it is driven", limit_s=10)
+    place.machines.clear()
+    place.homes[first["resource_id"]].gone = True
+    await held.queue("echo hello")
+    second = await held.until_state("active", generation=2)
+    assert second["lifecycle_version"] > first["lifecycle_version"]
+    assert "replaced" in second["lifecycle_reason_message"]
+    await until(online, "it is driven again", limit_s=10)
+    assert place.made == 2
+
+
+async def test_a_worker_that_dies_in_the_middle_is_followed_by_another(
+    replica: Fleet, place: Place, database: str
+) -> None:
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def stuck(called: str, _: MachineSpec) -> None:
+        if called == "provision" and not go.is_set():
+            reached.set()
+            await asyncio.Event().wait()
+
+    place.before = stuck
+    held = await replica.machine("image")
+    async with asyncio.timeout(10):
+        await reached.wait()
+    claimed = await held.row()
+    assert claimed["claimed_until"] is not None
+    go.set()
+    # As the sweep does for the dead.
+    await replica.fetch(
+        "update machines set worker_id = null, claim_token = null, claimed_until = null where id = $1", held.machine.id
+    )
+    row = await held.until_state("active")
+    assert row["generation"] == 1
+    assert place.made == 1
+
+
+async def test_two_replicas_and_many_machines(replica: Fleet, place: Place, database: str) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(api_server(database, **QUICK))
+        second = Fleet(server, place, msgspec.structs.replace(TIMES, look_s=0.03))  # type: ignore[arg-type]
+        await second.start()
+        stack.push_async_callback(second.stop)
+        held = await asyncio.gather(*(replica.machine("image") for _ in range(12)))
+        for each in held:
+            await each.until_state("active")
+        assert place.calls.count("provision") == place.made == 12
