@@ -1,0 +1,107 @@
+"""What comes out of a container is read without trust, and what goes in is quoted; no engine is needed for either."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import omnara.machines.docker.channel as channel
+from omnara.ids import IdKind, encode, new_uuid
+from omnara.machines.docker import launchscript
+from omnara.machines.docker.launchscript import launch_script
+from omnara.machines.docker.records import Reply, actions_of, process_of, processes_of, slice_of
+from omnara.machines.processes import HomeLost, ProcessSpec
+
+PRC, PAC = encode(IdKind.PROCESS, new_uuid()), encode(IdKind.PROCESS_ACTION, new_uuid())
+RECORD = (
+    f"p {PRC} sup 5 1 1 0 1000000 0 42 sx",
+    "x failed nonzero_exit 2 - 1000000 2500000",
+    f"a {PAC} write 1 applied - 1",
+    f"e {PRC}",
+)
+SHIM = Path(channel.__file__).with_name("shim.sh")
+
+
+def test_a_record() -> None:
+    record = process_of(Reply(RECORD), PRC)
+    assert (record.phase, record.output_end, record.started_acknowledged, record.exit_acknowledged) == (
+        "terminal", 42, True, True,
+    )  # fmt: skip
+    assert record.exit is not None
+    assert (record.exit.state, record.exit.exit_code) == ("failed", 2)
+    assert (record.exit.started_at, record.exit.ended_at) == (
+        "1970-01-01T00:00:01.000000Z",
+        "1970-01-01T00:00:02.500000Z",
+    )
+    assert [action.action_id for action in record.actions] == [PAC]
+
+
+@given(st.lists(st.text(st.characters(codec="ascii"), max_size=60), max_size=8))
+def test_nonsense_is_lost_or_passed_over(lines: list[str]) -> None:
+    reply = Reply(tuple(lines))
+    assert processes_of(reply) == []
+    for read in (lambda: process_of(reply, PRC), lambda: actions_of(reply), lambda: slice_of(reply, 0)):
+        try:
+            read()
+        except HomeLost:
+            continue
+
+
+@given(st.integers(0, len(RECORD) - 1), st.integers(0, 10), st.text(st.characters(codec="ascii"), max_size=20))
+def test_a_damaged_record_is_none_or_a_whole_one(line: int, word: int, text: str) -> None:
+    words = RECORD[line].split(" ")
+    words[min(word, len(words) - 1)] = text
+    damaged = Reply((*RECORD[:line], " ".join(words), *RECORD[line + 1 :]))
+    for record in processes_of(damaged):
+        assert record.exit is None or record.exit.state in ("exited", "failed", "killed", "unknown")
+
+
+def test_a_record_of_another_process_is_not_taken() -> None:
+    with pytest.raises(HomeLost):
+        process_of(Reply(RECORD), encode(IdKind.PROCESS, new_uuid()))
+
+
+@given(st.data())
+def test_answers_are_the_same_however_they_are_cut(data: st.DataObject) -> None:
+    body = data.draw(st.binary(max_size=50))
+    whole = b"one\n.\n" + b"d 0 9 0 1 %d\n" % len(body) + body + b".\nlast\n.\n"
+    parser, found, at = channel._Parser(), list[Reply](), 0
+    while at < len(whole):
+        size = data.draw(st.integers(1, len(whole) - at))
+        found += parser.replies(whole[at : at + size])
+        at += size
+    assert [reply.lines for reply in found] == [("one",), (f"d 0 9 0 1 {len(body)}",), ("last",)]
+    assert found[1].data == body
+
+
+def test_answers_without_an_end_are_given_up() -> None:
+    with pytest.raises(ValueError, match="without an end"):
+        channel._Parser().replies(b"x" * (channel.MAX_REPLY + 1))
+    with pytest.raises(ValueError, match="without an end"):
+        channel._Parser().tidings(b"x" * (channel.MAX_TIDING + 1))
+
+
+@pytest.mark.parametrize("shell", [["dash"], ["bash", "--posix"], ["busybox", "ash"]], ids=lambda shell: shell[0])
+def test_every_shell_can_read_the_shim(shell: list[str]) -> None:
+    try:
+        checked = subprocess.run([*shell, "-n", str(SHIM)], capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip(f"{shell[0]} is not installed")
+    assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("text", ["it's", "'", "''", "a\nb", "$(id) `id` $HOME \\", "-n", "", "ünïcode", "a'\"b"])
+def test_commands_and_variables_arrive_as_they_are(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DURABLE", "TRANSIENT"):
+        monkeypatch.setattr(launchscript, name, str(tmp_path / name))
+    (tmp_path / "TRANSIENT" / "p" / PRC).mkdir(parents=True)
+    (tmp_path / "TRANSIENT" / "boot").write_text("run\n")
+    spec = ProcessSpec(process_id=PRC, command=f"printf %s \"$V\"; : '{text.replace(chr(39), '')}'", env={"V": text})
+    script = tmp_path / "go"
+    script.write_bytes(launch_script(spec, "/", {}))
+    done = subprocess.run(["/bin/sh", str(script)], capture_output=True, check=False)
+    assert (done.stdout.decode(), done.stderr) == (text, b"")
