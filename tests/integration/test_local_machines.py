@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from omnara.machines.posix import Limits, PosixHome
-from omnara.machines.posix.sandbox import bubblewrap_problem
+from omnara.machines.posix.sandbox import Bubblewrap, bubblewrap_problem
 from omnara.machines.processes import ProcessRecord, ProcessSpec
 from omnara.machines.providers import local
 from omnara.machines.providers.local import Confinement, LocalProvider, Unconfined, confinement, host_id
@@ -302,6 +302,29 @@ async def test_a_sandbox_that_nobody_could_write_down_ends(place: Path) -> None:
         await until(lambda: not alive(pid), "it ends with whoever began it")
     finally:
         await pool.close()
+
+
+@WITH_BUBBLEWRAP
+async def test_a_sandbox_ends_when_its_directory_was_removed(place: Path) -> None:
+    for name in ("workspace", "tmp", "etc"):
+        (place / name).mkdir()
+    (place / "etc" / "passwd").write_text("")
+    (place / "etc" / "group").write_text("")
+    sandbox = Bubblewrap(
+        place / "state",
+        workspace=place / "workspace",
+        tmp=place / "tmp",
+        etc=place / "etc",
+        network=True,
+        look_s=1,
+    )
+    pid = await sandbox.enter()
+    try:
+        assert alive(pid)
+        (place / "workspace").rmdir()
+        await until(lambda: not alive(pid), "it sees that nobody can want it")
+    finally:
+        await sandbox.destroy()
 
 
 @WITH_BUBBLEWRAP

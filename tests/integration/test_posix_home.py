@@ -414,6 +414,13 @@ async def test_acknowledging_forgetting_and_order(home: HomeOfTest) -> None:
     assert not list((home.root / "gone").iterdir())
 
 
+async def test_a_process_can_be_forgotten_the_moment_its_end_is_known(home: HomeOfTest) -> None:
+    for _ in range(15):
+        record = await home.run("true")
+        await home.home.forget(record.process_id)
+    assert await home.home.processes() == []
+
+
 async def test_a_half_made_process_is_not_there(home: HomeOfTest) -> None:
     await home.home.prepare(ProcessSpec(process_id="prc_1", command="true"))
     half = home.root / "new" / "prc_2.abc"

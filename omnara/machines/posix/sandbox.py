@@ -34,8 +34,12 @@ _ETC = (
     "ssl", "terminfo", "timezone",
 )  # fmt: skip
 _KERNEL = ("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm")  # noqa: S108 - inside
-_HOLD = "echo ready; read -r kept && exec sleep 2147483647 </dev/null"
-"""It stays only when it is told that it was written down: one that nobody knows of ends with whoever began it."""
+_HOLD = (
+    "echo ready; read -r kept || exit; exec </dev/null; "
+    'while sleep "$1"; do [ "$(stat -c %h "$2")" != 0 ] || exit; done'
+)
+"""It stays only when it is told that it was written down: one that nobody knows of ends with whoever began it. And it
+ends some time after its workspace was removed by somebody who knew nothing of sandboxes."""
 _DETACHED = '"$@" </dev/fd/{} &'
 """Run by a shell that ends at once, so that the sandbox is nobody's child and nobody's zombie."""
 _KEPT = "sandbox.json"
@@ -78,13 +82,14 @@ class Bubblewrap:
     last one (names for the machine's user) to read. Several openers may share it: a lock decides who begins it.
     """
 
-    def __init__(self, state: Path, *, workspace: Path, tmp: Path, etc: Path, network: bool) -> None:
-        """Begin nothing yet."""
+    def __init__(self, state: Path, *, workspace: Path, tmp: Path, etc: Path, network: bool, look_s: int = 600) -> None:
+        """Begin nothing yet. `look_s`: how often it is seen whether the workspace is still there."""
         self._state = state
         self._workspace = workspace
         self._tmp = tmp
         self._etc = etc
         self._network = network
+        self._look_s = look_s
 
     async def enter(self) -> int:
         """Return the first process inside, begun if need be. Raises HomeLost."""
@@ -133,7 +138,18 @@ class Bubblewrap:
                 words.write(b"\0".join(word.encode() for word in self._options(tell)))
             begin = ["/bin/sh", "-c", _DETACHED.format(hears), "sh"]
             done = subprocess.run(
-                [*begin, _program(), "--args", str(asked), "/bin/sh", "-c", _HOLD],
+                [
+                    *begin,
+                    _program(),
+                    "--args",
+                    str(asked),
+                    "/bin/sh",
+                    "-c",
+                    _HOLD,
+                    "sh",
+                    str(self._look_s),
+                    HOME_INSIDE,
+                ],
                 pass_fds=(tell, asked, hears),
                 stdin=subprocess.DEVNULL,
                 stdout=say_ready,

@@ -27,6 +27,7 @@ __all__ = ["Store"]
 log = get_logger(__name__)
 
 _STALE_S = 3600.0
+_GOING_LOOKS, _GOING_S = 500, 0.01
 
 
 class Store:
@@ -243,14 +244,24 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(files.LAUNCH, dir_fd=fd)
 
+    @staticmethod
+    def _free(fd: int, process_id: str) -> int:
+        """Take the lock of a process that is over; its keeper may need a moment more to go."""
+        for _ in range(_GOING_LOOKS):
+            lock = files.try_lock(fd)
+            if lock is not None:
+                return lock
+            if files.read_exit(fd) is None:
+                break
+            time.sleep(_GOING_S)
+        raise ValueError(f"{process_id} is still running")
+
     def remove(self, process_id: str) -> None:
         """Remove a process's directory. Raises ValueError while a keeper is with it."""
         with self.opened(process_id) as fd:
             if fd is None:
                 return
-            lock = files.try_lock(fd)
-            if lock is None:
-                raise ValueError(f"{process_id} is still running")
+            lock = self._free(fd, process_id)
             aside = self._gone / f"{process_id}.{secrets.token_hex(8)}"
             try:
                 self.path(process_id).rename(aside)

@@ -15,6 +15,7 @@ from omnara.machines.posix.sandbox import HOME_INSIDE
 __all__ = ["ABOUT", "About", "fill", "kill_all_of", "remove_tree"]
 
 ABOUT = "machine.json"
+_TRIES = 5
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,5 +72,12 @@ def remove_tree(place: Path) -> None:
     for directory, _, _ in os.walk(place):
         for entry in list(os.scandir(directory)):
             if entry.is_dir(follow_symlinks=False):
-                os.chmod(entry.path, 0o700)
+                with contextlib.suppress(FileNotFoundError):
+                    os.chmod(entry.path, 0o700)
+    for _ in range(_TRIES):
+        # A keeper that is just ending removes files of its own meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(place)
+        if not place.exists():
+            return
     shutil.rmtree(place)
