@@ -81,10 +81,13 @@ class Desk:
             if end > known:
                 self.answer(connection, {"event": "output"})
 
-    def close(self) -> None:
-        """Tell those who watch that the command is over, and hang up on everybody."""
+    def leave(self) -> None:
+        """Take the socket's name away: from here on nobody new comes, and no file is touched any more."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(CONTROL)
+
+    def close(self) -> None:
+        """Tell those who watch that the command is over, and hang up on everybody."""
         for connection in list(self._connections):
             if connection in self._watching:
                 self.answer(connection, {"event": "exit"})

@@ -230,10 +230,11 @@ class Keeper:
         self._finish({"state": "failed", "reason_code": "start_failed", "reason_message": text[:1000]})
 
     def _finish(self, record: dict[str, Any], **times: str) -> None:
-        """Write down how it ended, and only then tell those who wait."""
+        """Write down how it ended, as the last thing done to any file, and only then tell those who wait."""
         lasted = timedelta(seconds=time.monotonic() - self._began)
         self._writer.close()
         self._remove_launch()
+        self._desk.leave()
         files.write_exit(self._directory, {**record, **times, "ended_at": _text(self._started + lasted)})
         self._desk.close()
 
