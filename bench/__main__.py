@@ -21,6 +21,7 @@ SCENARIOS: Final = {
     "history": "one more step of an agent with 10, 1,000 and 10,000 events, with and without its log in memory",
     "streams": "500 and 2,000 agents that speak at once, each with a reader: lag of a token, cost of a stream",
     "overload": "ten times as many agents as slots, more requests than connections: what is kept, who is turned away",
+    "commands": "a command on a local machine, on a daemon's and in a container; what idle machines cost",
     "replicas": "one, two and four processes on one database; executions counted outside of Postgres",
 }
 
@@ -93,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--slots", type=_positive(int), default=plain.slots, help="overload: agents that run at once (%(default)s)")
     add("--kills", type=_positive(int), default=plain.kills, help="recovery: kill -9 so often (%(default)s)")
     add("--restarts", type=_positive(int), default=plain.restarts, help="recovery: restarts (%(default)s)")
-    add("--rounds", type=_positive(int), default=plain.rounds, help="latency, history: steps (%(default)s)")
+    add("--rounds", type=_positive(int), default=plain.rounds, help="latency, history, commands (%(default)s)")
     add("--processes", type=_counts, default=plain.processes, metavar="N,N", help="replicas: counts (1,2,4)")
     add("--events", type=_lengths, default=plain.events, metavar="N,N", help="history: lengths (10,1000,10000)")
     plans = ",".join(f"{agents}x{rate}" for agents, rate in plain.streams)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from bench.workload import ARGUMENTS, FINAL, TEXT, TOOL
-from omnara.testing import Answer, Call, ModelServer, Script, Text, Timing, fixed, plan
+from omnara.testing import Answer, Call, ModelServer, Script, Text, Timing, fixed, plan, say
 
-__all__ = ["ModelServerContestant", "endless"]
+__all__ = ["ModelServerContestant", "commands", "endless"]
 
 
 def endless(tool: str = TOOL.name) -> Script:
@@ -15,15 +15,22 @@ def endless(tool: str = TOOL.name) -> Script:
     return plan(Answer(blocks=(Text(TEXT), Call(tool, ARGUMENTS))), loop=True)
 
 
+def commands() -> Script:
+    """The script of two models: `once` runs a command in every second answer, so once in a turn; others in each."""
+    call, done = Answer(blocks=(Call("run_command", {"command": "true"}),)), say(FINAL)
+    return lambda asked: done if asked.model == "once" and asked.turn % 2 else call
+
+
 class ModelServerContestant:
-    """Serves until its parent goes. `start` answers with the `url`; scripts: `endless` or `fixed`."""
+    """Serves until its parent goes. `start` answers with the `url`; scripts: `endless`, `fixed` or `commands`."""
 
     def __init__(self) -> None:
         self._server: ModelServer | None = None
 
     async def start(self, spec: dict[str, Any]) -> dict[str, Any]:
         """`spec`: script, fast, delay_ms, tool."""
-        script = fixed(TEXT) if spec.get("script") == "fixed" else endless(spec.get("tool", TOOL.name))
+        scripts = {"fixed": fixed(TEXT), "commands": commands()}
+        script = scripts.get(spec.get("script", ""), endless(spec.get("tool", TOOL.name)))
         self._server = ModelServer(
             script,
             lenient=True,

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from aiohttp import web
 
-from bench import api_load, cluster, overload, steps, streams
+from bench import api_load, cluster, commands, overload, steps, streams
 from bench.api_load import ApiLoad
 from bench.cluster import NotDurable, open_cluster
 from bench.flatness import RULE, Minute, judge_flat
@@ -314,3 +314,26 @@ async def test_stop_ends_a_process_by_signal(tmp_path: Path) -> None:
     await process.start()
     assert await process.stop() == -signal.SIGTERM
     assert not process.running
+
+
+async def test_commands_are_timed_on_machines_that_go_away_afterwards(postgres: PostgresForTests) -> None:
+    """The whole scenario in small. What a server leaves open on machines that are gone would be told as wrong."""
+    with durable_enough() as patch:
+        patch.setattr(commands, "IDLE", {"local": 1, "daemon": 1, "docker": 1})
+        patch.setattr(commands, "AGENTS", 2)
+        patch.setattr(commands, "WARM_UP", 1)
+        patch.setattr(commands, "SETTLE_S", 0.2)
+        patch.setattr(commands, "docker_problem", no_engine)
+        run = await commands.run(Options(database_url=postgres.admin_dsn, rounds=2, seconds=0.5))
+    assert run.wrong == []
+    assert run.skipped["docker"] == "none in this test"
+    assert run.figures["docker_ms_p50"] is None
+    for kind in {"local", "daemon"} - run.skipped.keys():
+        assert run.figures[f"{kind}_ms_p50"] > 0
+        stages = run.details["stages_ms"][kind]
+        assert all(stages[name]["p50"] > 0 for name in ("call", "queue", "grant", "run", "save"))
+
+
+async def no_engine() -> str:
+    """A reason not to make containers."""
+    return "none in this test"

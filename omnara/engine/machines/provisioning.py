@@ -21,6 +21,7 @@ from omnara.db import runtimes
 from omnara.db.connection import Connection
 from omnara.db.provisioning import PlacedMachine
 from omnara.engine.deps import Deps
+from omnara.engine.machines.closing import close_machine
 from omnara.engine.machines.closing_down import end_pool_machine
 from omnara.engine.machines.completing import Told
 from omnara.ids import IdKind, encode
@@ -142,9 +143,18 @@ async def put_off(deps: Deps, claimed: PlacedMachine, times: Times) -> None:
 
 
 async def removed(deps: Deps, claimed: PlacedMachine) -> bool:
-    """Note that nothing is left of a machine that was to be deleted. Raises Unavailable."""
-    async with deps.db.acquire() as connection:
-        return await db.removed(connection, claimed)
+    """Note that nothing is left of a machine that was to be deleted, and end what nobody will report any more.
+
+    False when the claim is not ours any more. Own transaction. Raises Unavailable.
+    """
+
+    async def work(connection: Connection) -> Told | None:
+        return await close_machine(connection, claimed.id) if await db.removed(connection, claimed) else None
+
+    told = await deps.db.run(work)
+    if told is not None:
+        told.tell(deps)
+    return told is not None
 
 
 async def removal_failed(deps: Deps, claimed: PlacedMachine, message: str, times: Times) -> None:
