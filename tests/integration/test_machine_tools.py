@@ -246,8 +246,9 @@ async def test_a_machine_that_is_long_gone_is_told_at_once(database: str) -> Non
         await engine.say(agent)
         await engine.until_idle(agent)
         (_, value), (_, shown) = await results(engine, agent)
-        assert (value["error_code"], value["retryable"], value["offline_for_s"]) == ("machine_unreachable", True, 300)
-        assert (shown["connection"], shown["state"], shown["offline_for_s"]) == ("offline", "active", 300)
+        assert (value["error_code"], value["retryable"]) == ("machine_unreachable", True)
+        assert 300 <= value["offline_for_s"] <= shown["offline_for_s"] < 400
+        assert (shown["connection"], shown["state"]) == ("offline", "active")
 
 
 async def test_the_limit_of_processes(database: str) -> None:
