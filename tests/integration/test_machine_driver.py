@@ -226,7 +226,7 @@ async def test_a_place_out_of_reach_is_tried_again(scene: Scene) -> None:
 
 async def test_a_lost_container_is_replaced_and_the_new_one_is_driven(scene: Scene) -> None:
     await scene.driven_by(scene.first)
-    process_id = await scene.queue("sleep 30")
+    process_id = await scene.queue("while [ ! -e stop ]; do sleep 0.05; done")
     await until(lambda: _running(scene, process_id), "it runs")
     scene.folders.gone.add(scene.machine.id)
     scene.first.driver.declared_dead(new_uuid())
@@ -237,6 +237,7 @@ async def test_a_lost_container_is_replaced_and_the_new_one_is_driven(scene: Sce
     await scene.driven_by(scene.first)
     row = await scene.ended(await scene.queue("pwd > where"))
     assert (scene.folder(2) / "where").read_text().strip() == str(scene.folder(2))
+    (scene.folder() / "stop").touch()  # what stands for the lost container's process
 
 
 async def _running(scene: Scene, process_id: UUID) -> bool:

@@ -6,6 +6,7 @@ The machines are directories of this computer, which both replicas reach.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -44,6 +45,8 @@ def open_directory() -> Iterator[Path]:
         places = [process.info["cwd"] or "", *(process.info["cmdline"] or [])]
         if any(place.startswith(str(path)) for place in places):
             process.kill()
+            process.wait(10)
+    shutil.rmtree(path)
 
 
 class Scene:
