@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from omnara import probes
-from omnara.clock import Deadline, jittered
+from omnara.clock import Deadline, jittered, monotonic
 from omnara.db import provisioning as db
 from omnara.db.bus import Kind, LocalBus
 from omnara.db.fleet import MachineClaim
@@ -57,6 +57,7 @@ class Provisioner:
         self._running: set[asyncio.Task[None]] = set()
         self._now = asyncio.Event()
         self._suspects: set[str] = set()
+        self._refresh_at = monotonic()
         self._stopping = False
 
     async def start(self) -> None:
@@ -117,7 +118,10 @@ class Provisioner:
 
     async def _look(self) -> None:
         """Claim what this process has hands for, and begin with it."""
-        if not self._reached.reach() and not await self._reached.refresh():
+        if monotonic() >= self._refresh_at:
+            self._refresh_at = monotonic() + self._times.unavailable_s
+            await self._reached.refresh()
+        if not self._reached.reach():
             return
         free = CONCURRENCY - len(self._running)
         if free > 0:
@@ -145,8 +149,6 @@ class Provisioner:
 
     async def _observe(self) -> None:
         """Replace driven machines whose container ended while nobody spoke to it, and put idle ones to sleep."""
-        if await self._reached.refresh():
-            self._now.set()
         for name, host in self._reached.reach():
             provider = self._reached.provider(name)
             async with self._deps.db.acquire() as connection:

@@ -67,9 +67,8 @@ class Reached:
         """Return a provider by the name that pools give. Raises LookupError for one that was never reached."""
         return self._providers[name]
 
-    async def refresh(self) -> bool:
-        """Open the sites that are not reached; True when one is now."""
-        found = False
+    async def refresh(self) -> None:
+        """Open the sites that are not reached."""
         for site in self._sites:
             if site.name in self._hosts:
                 continue
@@ -78,10 +77,8 @@ class Reached:
             except ProviderUnavailable as error:
                 self._tell(site.name, str(error))
             else:
-                found = True
                 self._problems.pop(site.name, None)
                 log.info("machines can be made", provider=site.name, host=self._hosts[site.name])
-        return found
 
     def _tell(self, name: str, problem: str) -> None:
         """Say once why a site is out of reach: most servers have no engine, and need none."""

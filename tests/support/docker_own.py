@@ -30,12 +30,16 @@ class OwnEngine:
     async def start(self) -> None:
         """Start it and wait until it answers."""
         program = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-        if program is None or os.geteuid() != 0:
+        unshare = shutil.which("unshare")
+        if program is None or unshare is None or os.geteuid() != 0:
             pytest.skip("an engine of one's own needs dockerd, and root")
         assert program is not None
+        assert unshare is not None
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    # Without the system's network: it would take the bridge of the other engine away.
+                    unshare, "--net", "--",
                     program, "--data-root", f"{self.directory}/data", "--exec-root", f"{self.directory}/exec",
                     "--host", self.endpoint, "--pidfile", f"{self.directory}/pid",
                     "--bridge", "none", "--iptables=false",

@@ -16,6 +16,7 @@ from omnara.machines.docker.launchscript import TRANSIENT
 from omnara.machines.providers.protocol import InvalidOptions, MachineSpec
 
 __all__ = [
+    "DEFAULT_IMAGE",
     "HOME_VOLUME",
     "DockerConfig",
     "DockerOptions",

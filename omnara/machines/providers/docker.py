@@ -16,6 +16,7 @@ from aiodocker.exceptions import DockerError
 from omnara.machines.docker.engine import Engine, directories
 from omnara.machines.docker.home import DockerHome
 from omnara.machines.docker.layout import (
+    DEFAULT_IMAGE,
     HOME_VOLUME,
     DockerConfig,
     config_of,
@@ -77,7 +78,12 @@ class DockerProvider:
     async def prepare(self, machine: MachineSpec) -> None:
         """See `Provider`. Fetches the image."""
         pool, options = config_of(machine.config, machine.options)
-        await self.engine.fetch(image_of(pool, options))
+        image = image_of(pool, options)
+        try:
+            await self.engine.fetch(image)
+        except ProvisionFailed as error:
+            hint = "; make it with: docker build --target sandbox -t omnara-sandbox - <Containerfile"
+            raise ProvisionFailed(f"{error}{hint if image == DEFAULT_IMAGE else ''}") from error
 
     async def provision(self, machine: MachineSpec) -> Resource:
         """See `Provider`. Adopts what an earlier attempt of this generation made; removes what earlier ones left."""
