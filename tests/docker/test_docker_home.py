@@ -212,7 +212,7 @@ async def test_a_command_is_never_executed_twice(machine: Box) -> None:
 
 
 async def test_another_home_finds_everything_and_the_older_line_is_cut(machine: Box) -> None:
-    record = await machine.start("echo begun; sleep 0.5; echo done", 5.0)
+    record = await machine.start("echo begun; read line; echo $line", 5.0)
     await machine.home.acknowledge(record.process_id, "started")
     other = await machine.provider.open_home(machine.spec, machine.resource.resource_id)
     try:
@@ -220,6 +220,7 @@ async def test_another_home_finds_everything_and_the_older_line_is_cut(machine: 
         mine = found[record.process_id]
         assert (mine.phase, mine.supervisor_live, mine.started_acknowledged) == ("accepted", True, True)
         assert mine.supervisor_id == record.supervisor_id
+        assert (await other.write(record.process_id, PAC[1], 1, b"done\n", False)).state == "applied"
         ended = await other.watch(record.process_id, ENDLESS, 5.0)
         assert ended.exit is not None
         assert (await other.read(record.process_id, 0, 100)).data == b"begun\ndone\n"
