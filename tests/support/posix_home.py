@@ -81,7 +81,7 @@ class HomeOfTest:
     def _leader(self, process_id: str) -> int | None:
         fd = os.open(self.directory(process_id), os.O_RDONLY)
         try:
-            pair = files.read_pair(fd, files.BIT)
+            pair = files.read_bit(fd)
         finally:
             os.close(fd)
         return None if pair is None or pair[1] is None else int(pair[1]["pid"])

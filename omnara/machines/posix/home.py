@@ -148,7 +148,7 @@ class PosixHome:
         with self._store.opened(process_id) as fd:
             if fd is None:
                 raise KeyError(process_id)
-            if files.read_pair(fd, files.BIT) is not None:
+            if files.read_bit(fd) is not None:
                 return True
             self._launcher.launch(fd, connection)
         return False

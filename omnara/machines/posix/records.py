@@ -73,7 +73,7 @@ def _exit(fd: int) -> ExitRecord | None:
 
 def record_of(fd: int, process_id: str) -> ProcessRecord:
     """Put together what the files say. Read in this order, a process that ends meanwhile is never taken for dead."""
-    bit = files.read_pair(fd, files.BIT)
+    bit = files.read_bit(fd)
     ended = _exit(fd)
     live = ended is None and (bit is None or files.held(fd))
     if ended is None and not live:

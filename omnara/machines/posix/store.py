@@ -69,22 +69,24 @@ class Store:
         return record
 
     def _make(self, process_id: str, target: Path, launch: dict[str, Any]) -> None:
-        for place in (self._processes, self._new, self._gone):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside = self._new / f"{process_id}.{secrets.token_hex(8)}"
         try:
-            aside.mkdir(mode=0o700)
+            self._make_aside(aside)
             self._fill(aside, launch)
-            with contextlib.suppress(FileExistsError):
-                aside.rename(target)
+            aside.rename(target)
         except OSError as error:
-            if not target.exists():
-                raise
-            if files.is_full(error):
-                raise
-        finally:
             shutil.rmtree(aside, ignore_errors=True)
+            if files.is_full(error) or not target.exists():
+                raise
         self._sync(self._processes)
+
+    def _make_aside(self, aside: Path) -> None:
+        try:
+            aside.mkdir(mode=0o700)
+        except FileNotFoundError:
+            for place in (self._processes, self._new, self._gone):
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            aside.mkdir(mode=0o700)
 
     def _fill(self, directory: Path, launch: dict[str, Any]) -> None:
         meta = {
@@ -94,10 +96,7 @@ class Store:
         }
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            files.write_file(fd, files.LAUNCH, msgspec.json.encode(launch))
-            files.write_file(fd, files.LOCK, msgspec.json.encode(meta))
-            files.reserve_exit(fd)
-            files.sync_directory(fd)
+            files.fresh_files(fd, {files.LAUNCH: msgspec.json.encode(launch), files.LOCK: msgspec.json.encode(meta)})
         finally:
             os.close(fd)
 
@@ -234,9 +233,9 @@ class Store:
     def _finish(fd: int, record: ExitRecord) -> None:
         if files.read_exit(fd) is not None:
             return
-        bit = files.read_pair(fd, files.BIT)
+        bit = files.read_bit(fd)
         if bit is None:
-            files.create_pair(fd, files.BIT, {})
+            files.take_bit(fd, {})
         else:
             identity.kill_left_over(bit[1] or {})
             record = msgspec.structs.replace(record, started_at=bit[0].get("started_at"))

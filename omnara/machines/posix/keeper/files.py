@@ -1,7 +1,8 @@
 """Small files that are whole or absent, and that can be finished on a full disk.
 
 Whatever must be written *after* an effect (how a command ended, what came of an action) is written over room that was
-taken before the effect, so that a disk which filled up meanwhile loses no outcome.
+taken before the effect, so that a disk which filled up meanwhile loses no outcome. So is the execution bit. It is also
+the quick way: what is written over a file's own blocks is durable without anything said to the file system's journal.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ __all__ = [
     "LAUNCH",
     "LOCK",
     "action_file",
+    "check_room",
     "create_pair",
     "fill_pair",
+    "fresh_files",
     "held",
     "is_full",
+    "read_bit",
     "read_exit",
     "read_json",
     "read_pair",
-    "reserve_exit",
-    "sync_directory",
+    "take_bit",
     "try_lock",
     "write_exit",
     "write_file",
@@ -52,9 +55,25 @@ def action_file(action_id: str) -> str:
     return f"action-{action_id}"
 
 
-def sync_directory(directory: int) -> None:
-    """Make the names in a directory durable."""
-    os.fsync(directory)
+def fresh_files(directory: int, contents: dict[str, bytes]) -> None:
+    """Fill a new directory that nobody else sees yet, durably, with files and with the room for what comes later.
+
+    All are on their way to the disk before the first is waited for, so that they cost little more than one.
+    """
+    rooms = {BIT: b" " * 2 * _HALF, EXIT: b" " * _EXIT_BYTES}
+    opened = []
+    try:
+        for name, data in {**contents, **rooms}.items():
+            fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+            opened.append(fd)
+            _write_all(fd, data)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # begins to write, and waits for nothing
+        for fd in (*opened, directory):
+            os.fsync(fd)
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def write_file(directory: int, name: str, data: bytes) -> None:
@@ -98,7 +117,7 @@ def create_pair(directory: int, name: str, first: dict[str, Any]) -> None:
     Raises FileExistsError when somebody was here before; then nothing was changed.
     """
     write_file(directory, name, _padded(first, _HALF) + b" " * _HALF)
-    sync_directory(directory)
+    os.fsync(directory)
 
 
 def fill_pair(directory: int, name: str, second: dict[str, Any], *, durably: bool = True) -> None:
@@ -110,6 +129,29 @@ def read_pair(directory: int, name: str) -> tuple[dict[str, Any], dict[str, Any]
     """Return both halves of a record; None for what was never created. A half that is not whole counts as absent."""
     data = _read(directory, name)
     return None if data is None else (_parsed(data[:_HALF]) or {}, _parsed(data[_HALF:]))
+
+
+def read_bit(directory: int) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
+    """Return both halves of the execution bit; None while nobody has taken it. A damaged one counts as taken."""
+    data = _read(directory, BIT)
+    if data is None or data == b" " * 2 * _HALF:
+        return None
+    return _parsed(data[:_HALF]) or {}, _parsed(data[_HALF:])
+
+
+def check_room(directory: int) -> None:
+    """Raise the OSError of a full disk when it is full: room for the bit is no room for a command's output."""
+    room = os.fstatvfs(directory)
+    left = room.f_bfree if os.geteuid() == 0 else room.f_bavail
+    if room.f_blocks > 0 and left == 0:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def take_bit(directory: int, first: dict[str, Any]) -> None:
+    """Take the execution bit, durably and once. The caller holds the lock. Raises FileExistsError when it is taken."""
+    if read_bit(directory) is not None:
+        raise FileExistsError(BIT)
+    _overwrite(directory, BIT, _padded(first, _HALF), 0)
 
 
 def _parsed(half: bytes) -> dict[str, Any] | None:
@@ -127,24 +169,16 @@ def _padded(value: dict[str, Any], size: int) -> bytes:
     return data.ljust(size - 1) + b"\n"
 
 
+_sync_content = getattr(os, "fdatasync", os.fsync)
+"""Makes bytes durable; when a file was changed is nobody's concern."""
+
+
 def _overwrite(directory: int, name: str, data: bytes, offset: int, *, durably: bool = True) -> None:
     fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=directory)
     try:
         os.pwrite(fd, data, offset)
         if durably:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def reserve_exit(directory: int) -> None:
-    """Take the room for the record of how the process ends."""
-    fd = os.open(EXIT, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=directory)
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, _EXIT_BYTES)
-        else:
-            _write_all(fd, b" " * _EXIT_BYTES)
+            _sync_content(fd)
     finally:
         os.close(fd)
 

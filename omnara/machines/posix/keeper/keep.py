@@ -70,7 +70,7 @@ def _lock(directory: int) -> int | None:
         lock = files.try_lock(directory)
         if lock is not None:
             return lock
-        if files.read_pair(directory, files.BIT) is not None:
+        if files.read_bit(directory) is not None:
             return None
         time.sleep(0.005)
     return None
@@ -98,8 +98,9 @@ class Keeper:
 
     def commit(self) -> None:
         """Listen, then take the execution bit: from here on the command counts as begun. Raises OSError."""
+        files.check_room(self._directory)
         self._desk = Desk(self._selector, self._handle)
-        files.create_pair(self._directory, files.BIT, {"started_at": _text(self._started)})
+        files.take_bit(self._directory, {"started_at": _text(self._started)})
 
     def run(self, first: Connection, asked: dict[str, Any]) -> None:
         """Start the command and see it through."""
