@@ -31,7 +31,7 @@ TOOL_FAULT = "tool_fault"
 
 
 class RunningCall(msgspec.Struct, frozen=True):
-    """A call that is marked running in the database, or a transactional one, which is ready there until it is settled."""
+    """A call that is marked running in the database; a transactional one is ready there until it is settled."""
 
     id: UUID
     name: str

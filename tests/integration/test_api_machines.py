@@ -20,7 +20,7 @@ from omnara.ids import IdKind, decode, encode, new_uuid
 from tests.contract.server import Answered, ApiServer, api_server, invariants_hold
 from tests.support.postgres import PostgresForTests
 
-NOBODYS = encode(IdKind.MACHINE, UUID(int=1))  # fixed: it is part of the names of tests, which all processes must agree on
+NOBODYS = encode(IdKind.MACHINE, UUID(int=1))  # fixed: names of tests contain it, and all processes must agree on them
 
 
 class Lab:
