@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import psutil
 import pytest
 import pytest_asyncio
 
 from omnara.ids import IdKind, encode
-from omnara.settings import child_environment
 from omnara.testing import say
 from tests.support.cluster import Cluster
+from tests.support.daemon_process import DaemonProcess, running
 from tests.support.machines import TestMachine, bind, make_machine, queue_command, raw_daemon
 from tests.support.postgres import PostgresForTests
-from tests.support.processes import ROOT, ServerProcess
+from tests.support.processes import ServerProcess
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.times import SHRUNK
 from tests.support.waiting import until
@@ -143,48 +139,6 @@ async def test_a_replica_that_is_told_to_stop(scene: Scene) -> None:
 # --- with the real daemon -----------------------------------------------------------------------------------
 
 
-class DaemonProcess:
-    """`omnara daemon run` as a process of its own, with its files in a directory."""
-
-    def __init__(self, directory: Path, url: str, token: str) -> None:
-        self.home = directory / "home"
-        self.work = directory / "work"
-        self.work.mkdir(parents=True)
-        self.log = directory / "daemon.log"
-        self._environment = child_environment(
-            {
-                "OMNARA_API_URL": url,
-                "OMNARA_MACHINE_TOKEN": token,
-                "OMNARA_HOME": str(self.home),
-                "PYTHONPATH": str(ROOT),
-            }
-        )
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it; again after it was killed."""
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "omnara", "daemon", "run"],
-                env=self._environment, cwd=self.work, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
-
-    def kill(self) -> None:
-        """`kill -9`."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait(10)
-            self.process = None
-
-    def stop(self) -> int:
-        """SIGTERM; the exit code."""
-        assert self.process is not None
-        self.process.terminate()
-        code = self.process.wait(10)
-        self.process = None
-        return code
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def road(scene: Scene) -> AsyncIterator[TcpProxy]:
     """The road from the daemon to a replica, which may be led to another one."""
@@ -196,24 +150,11 @@ async def road(scene: Scene) -> AsyncIterator[TcpProxy]:
         await proxy.stop()
 
 
-def end_all_below(directory: Path) -> None:
-    """Kill what still runs with its working directory or its program's arguments below a directory."""
-    for process in psutil.process_iter(["cwd", "cmdline"]):
-        with contextlib.suppress(psutil.Error):
-            places = [process.info["cwd"] or "", *(process.info["cmdline"] or [])]
-            if any(place.startswith(str(directory)) for place in places):
-                process.kill()
-
-
 @pytest.fixture
 def daemon(scene: Scene, road: TcpProxy, tmp_path: Path) -> Iterator[DaemonProcess]:
     made = DaemonProcess(tmp_path / "machine", f"http://127.0.0.1:{road.port}", scene.machine.token)
-    made.start()
-    try:
+    with running(made):
         yield made
-    finally:
-        made.kill()
-        end_all_below(tmp_path / "machine")
 
 
 COUNTED = "echo begun >> log; while [ ! -e stop ]; do sleep 0.05; done; echo over >> log; echo the end"

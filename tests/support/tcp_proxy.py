@@ -15,6 +15,8 @@ class _Link:
         self.opening = b""
         self.flowing = asyncio.Event()
         self.flowing.set()
+        self.answers = asyncio.Event()
+        self.answers.set()
 
 
 class TcpProxy:
@@ -27,6 +29,7 @@ class TcpProxy:
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
         self._swallowed: bytes | None = None
+        self._deaf = False
         self._links: set[_Link] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -44,9 +47,16 @@ class TcpProxy:
         for link in self._links:
             self._judge(link)
 
+    def go_deaf(self) -> None:
+        """Hold back what the server says from now on; what its clients say gets through."""
+        self._deaf = True
+        for link in self._links:
+            self._judge(link)
+
     def flow(self) -> None:
         """Let everything through again."""
         self._swallowed = None
+        self._deaf = False
         for link in self._links:
             self._judge(link)
 
@@ -55,6 +65,10 @@ class TcpProxy:
             link.flowing.clear()
         else:
             link.flowing.set()
+        if self._deaf:
+            link.answers.clear()
+        else:
+            link.answers.set()
 
     def lead_to(self, host: str, port: int) -> None:
         """Relay new connections to another address."""
@@ -98,15 +112,16 @@ class TcpProxy:
         self._writers.add(server_writer)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(link, reader, server_writer, opening=True))
+                group.create_task(self._pump(link, reader, server_writer, client=True))
                 group.create_task(self._pump(link, server_reader, writer))
         finally:
             self._writers.discard(server_writer)
             server_writer.transport.abort()
 
     async def _pump(
-        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, opening: bool = False
+        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, client: bool = False
     ) -> None:
+        opening = client
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 if opening:
@@ -114,6 +129,8 @@ class TcpProxy:
                     link.opening = data
                     self._judge(link)
                 await link.flowing.wait()
+                if not client:
+                    await link.answers.wait()
                 writer.write(data)
                 await writer.drain()
         writer.transport.abort()
