@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
-
+from omnara.setting_machines import MachineSettings
 from omnara.setting_types import ROLES, Address, Role, Spec
 
 __all__ = ["SPECS", "Settings"]
@@ -21,7 +20,7 @@ __all__ = ["SPECS", "Settings"]
 _DATA_DIR: Final = Path("/var/lib/omnara") if os.geteuid() == 0 else Path("~/.local/share/omnara").expanduser()
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(MachineSettings, frozen=True, kw_only=True):
     """Everything that can be set. Fields ending in `_s` are seconds, in `_bytes` bytes. `repr` shows no secret."""
 
     # Where things are
@@ -223,57 +222,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Spec("OMNARA_MODEL_ANSWERS_BYTES", "Answers being received; beyond it the largest are retried", 2**20, 2**40),
     ] = 2**28
 
-    # Machines
-    machine_heartbeat_s: Annotated[
-        float, Spec("OMNARA_MACHINE_HEARTBEAT", "Time between two heartbeats of a daemon", 0.05, 20)
-    ] = 10.0
-    machine_lease_s: Annotated[
-        float, Spec("OMNARA_MACHINE_LEASE", "A machine that was not heard of for so long is offline", 0.1, 600)
-    ] = 12.0
-    machine_grace_s: Annotated[
-        float,
-        Spec("OMNARA_MACHINE_GRACE", "How long the tools of an agent wait for a machine that is offline", 0, 3600),
-    ] = 30.0
-    machine_accept_limit_s: Annotated[
-        float, Spec("OMNARA_MACHINE_ACCEPT_LIMIT", "A command that no machine takes for so long fails", 0.1, 86_400)
-    ] = 300.0
-    machine_silence_s: Annotated[
-        float, Spec("OMNARA_MACHINE_SILENCE", "A daemon's socket without a message for so long is closed", 0.2, 600)
-    ] = 70.0
-    machine_sweep_s: Annotated[
-        float, Spec("OMNARA_MACHINE_SWEEP", "Time between two looks for machines that ran out of time", 0.02, 60)
-    ] = 1.0
-    machine_drain_s: Annotated[
-        float, Spec("OMNARA_MACHINE_DRAIN", "Time between two looks for commands that no hint announced", 0.05, 60)
-    ] = 2.0
-    local_machines: Annotated[
-        Literal["auto", "unsafe", "off"],
-        Spec(
-            "OMNARA_LOCAL_MACHINES",
-            "Machines of the provider `local`; `auto`: where commands can be confined, `unsafe`: everywhere",
-        ),
-    ] = "auto"
-    docker_host: Annotated[
-        str | None,
-        Spec(
-            "OMNARA_DOCKER_HOST",
-            "Engine of the provider `docker`, as `unix:///run/docker.sock` or `tcp://…`, or `off`; "
-            "default: where `docker` finds one",
-        ),
-    ] = None
-    sandbox: Annotated[
-        Literal["docker", "local", "off"],
-        Spec("OMNARA_SANDBOX", "Provider of the machine that an agent without machines gets at its first command"),
-    ] = "docker"
-    public_url: Annotated[
-        str | None,
-        Spec(
-            "OMNARA_PUBLIC_URL",
-            "How others reach this server, `https://omnara.example.com`, for the installer of the daemon; "
-            "default: as the request for the installer did",
-        ),
-    ] = None
-
     # Streams, maintenance and tests
     stream_heartbeat_s: Annotated[
         float, Spec("OMNARA_STREAM_HEARTBEAT", "Time between two heartbeats of an event stream", 0.05, 60)
@@ -305,8 +253,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _specs() -> Iterator[tuple[str, Any, Spec]]:
-    for name, hint in typing.get_type_hints(Settings, include_extras=True).items():
-        kind, spec = typing.get_args(hint)
+    hints = typing.get_type_hints(Settings, include_extras=True)
+    for name in (*Settings.__annotations__, *MachineSettings.__annotations__):
+        kind, spec = typing.get_args(hints[name])
         yield name, kind, spec
 
 

@@ -1,9 +1,9 @@
 """Streams whose log has lost its end: a failover to a standby that had not got everything.
 
 A log that is shorter than what was sent is seen at once. One that has grown again since is not: other events stand
-under the same sequences. So a stream remembers the ids of what it sent, and after a change of timeline, which every promotion
-and every restore makes, they are compared with the log. While the timeline stays, nothing of it can be lost, and one id
-is enough. Source: coordination §8 (lost commits).
+under the same sequences. So a stream remembers the ids of what it sent, and after a change of timeline, which every
+promotion and every restore makes, they are compared with the log. While the timeline stays, nothing of it can be lost,
+and one id is enough. Source: coordination §8 (lost commits).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ DELTA_LIMIT: Final = 7_000
 
 
 class Kind(enum.StrEnum):
-    """What a hint is about. Each id is an agent's, of `MACHINES` a machine's; it says "look again", never what is there.
+    """What a hint is about. Each id is an agent's, of `MACHINES` a machine's; it says "look again", not what is there.
 
     `READY`: the agent may have work. `EVENTS`: its log grew. `CANCEL`: work was taken away. `MACHINES`: a machine
     has work, or somebody else may drive it now. `SUBSCRIBERS`: some

@@ -92,7 +92,7 @@ class Appending:
         return rows
 
     async def write_under_claim(self) -> list[EventRow]:
-        """As `write`, for the holder of the agent's claim: it knows what it wrote, so the generation stays. Results only."""
+        """As `write`, for the claim's holder: it knows what it wrote, so the generation stays. Results only."""
         rows = await self._write_rows()
         await agents.write_claimed_row(self._connection, self.hot)
         return rows
