@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from pathlib import Path
 
 import pytest
+from aiodocker.stream import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +85,65 @@ def test_answers_without_an_end_are_given_up() -> None:
         channel._Parser().replies(b"x" * (channel.MAX_REPLY + 1))
     with pytest.raises(ValueError, match="without an end"):
         channel._Parser().tidings(b"x" * (channel.MAX_TIDING + 1))
+    with pytest.raises(ValueError, match="without an end"):
+        channel._Parser().replies(b"\n" * (channel.MAX_LINES + 1))
+
+
+class Talker:
+    """A container's side of a line: what it says is ready to be read at once, as long as there is some."""
+
+    def __init__(self, *said: Message, answer: bytes | None = None) -> None:
+        self.said = list(said)
+        self.taken = 0
+        self._answer = answer
+        self._asked = asyncio.Event()
+
+    async def read_out(self) -> Message | None:
+        if self._answer is not None and not self.said:
+            await self._asked.wait()
+            self.said, self._answer = [Message(1, self._answer)], None
+        if not self.said:
+            await asyncio.Event().wait()
+        self.taken += 1
+        return self.said.pop(0)
+
+    async def write_in(self, data: bytes) -> None:
+        self._asked.set()
+
+    async def close(self) -> None:
+        self.said.clear()
+
+
+async def line_to(talker: Talker, heard: list[str]) -> channel.Channel:
+    return channel.Channel(talker, heard.append, lambda: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("said", [b"p forged\n.\n", b"the beginning of the next answer", b".\n" * 30_000])
+async def test_a_line_that_speaks_without_being_asked_is_closed(said: bytes) -> None:
+    line = await line_to(Talker(*[Message(1, said)] * 1000), [])
+    await asyncio.sleep(0.01)
+    assert line.closed
+    with pytest.raises(HomeLost):
+        await line.request("list -")
+    await line.close()
+
+
+async def test_one_question_has_one_answer() -> None:
+    line = await line_to(Talker(answer=b"one\n.\ntwo\n.\n"), [])
+    assert (await line.request("list -")).lines == ("one",)
+    assert line.closed
+    await line.close()
+
+
+async def test_a_machine_that_shouts_waits_and_not_the_server() -> None:
+    news, heard = Message(2, b"out prc_x\n" * 6000), list[str]()
+    talker = Talker(*[news] * 1000)
+    line = await line_to(talker, heard)
+    await asyncio.sleep(0.2)  # the loop turns at all: nothing of what is said ever has to be waited for
+    assert 2 <= talker.taken <= 12, "a second's worth, and what came in a fifth of one"
+    assert not line.closed
+    assert len(heard) == talker.taken, "the same news in one piece is one"
+    await line.close()
 
 
 @pytest.mark.parametrize("shell", [["dash"], ["bash", "--posix"], ["busybox", "ash"]], ids=lambda shell: shell[0])

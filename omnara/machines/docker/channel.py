@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +32,12 @@ ENGINE_ERRORS: Final = (DockerError, aiohttp.ClientError, OSError, TimeoutError,
 OPEN_S: Final = 20.0
 REQUEST_S: Final = 20.0
 MAX_REPLY: Final = 16 * 1024 * 1024
+MAX_LINES: Final = 100_000
+"""Of one answer. Empty ones would take far more memory here than they have bytes."""
 MAX_TIDING: Final = 65_536
+NEWS_PER_S: Final = 262_144
+"""Bytes of news that are read within a second, of which a machine at work has hundreds. Who runs there can write news
+as well, as fast as a pipe takes them: more than this makes the machine wait, and not the server."""
 
 _SHIM: Final = (Path(__file__).parent / "shim.sh").read_bytes()
 _BOOT: Final = 'eval "$(dd bs=$1 count=1 iflag=fullblock 2>/dev/null)"'
@@ -46,6 +52,8 @@ class Channel:
         self._on_close = on_close
         self._one = asyncio.Lock()
         self._parser = _Parser()
+        self._heard = 0.0
+        self._heard_at = time.monotonic()
         self._answer: asyncio.Future[Reply] | None = None
         self._closed = False
         self._reader = asyncio.create_task(self._read(), name="docker channel")
@@ -115,18 +123,35 @@ class Channel:
         try:
             while (message := await self._stream.read_out()) is not None:
                 if message.stream == 2:
-                    for tiding in self._parser.tidings(message.data):
+                    for tiding in dict.fromkeys(self._parser.tidings(message.data)):
                         self._on_tiding(tiding)
-                    continue
-                for reply in self._parser.replies(message.data):
-                    if self._answer is not None and not self._answer.done():
-                        self._answer.set_result(reply)
+                    await asyncio.sleep(self._too_loud(len(message.data)))
+                else:
+                    self._take(message.data)
+                    # Where there is always more to read, reading never waits, and nobody else would get a turn.
+                    await asyncio.sleep(0)
         except (*ENGINE_ERRORS, ValueError) as error:
             self._fail(HomeLost(f"the line into the container broke: {error}"))
         else:
             self._fail(HomeLost("the shell in the container ended"))
         finally:
             self._shut()
+
+    def _take(self, data: bytes) -> None:
+        """Read a piece of an answer. Raises ValueError for one that nobody asked for: it is not the shim who speaks."""
+        if self._answer is None or self._answer.done():
+            raise ValueError("it speaks without being asked")
+        for reply in self._parser.replies(data):
+            if self._answer.done():
+                raise ValueError("it answers more than it was asked")
+            self._answer.set_result(reply)
+
+    def _too_loud(self, size: int) -> float:
+        """Return for how many seconds nothing more is to be read after so many bytes of news."""
+        now = time.monotonic()
+        self._heard = max(0.0, self._heard - (now - self._heard_at) * NEWS_PER_S) + size
+        self._heard_at = now
+        return max(0.0, self._heard / NEWS_PER_S - 1)
 
     def _fail(self, error: HomeLost) -> None:
         if self._answer is not None and not self._answer.done():
@@ -180,7 +205,7 @@ class _Parser:
         found: list[Reply] = []
         while self._step(found):
             pass
-        if self._size > MAX_REPLY:
+        if self._size > MAX_REPLY or len(self._lines) > MAX_LINES:
             raise ValueError("an answer without an end")
         return found
 
@@ -203,5 +228,5 @@ class _Parser:
             return True
         self._lines.append(line)
         if line.startswith("d "):
-            self._wanted = min(int(line.rsplit(" ", 1)[1]), MAX_REPLY + 1)
+            self._wanted = max(0, min(int(line.rsplit(" ", 1)[1]), MAX_REPLY + 1))
         return True
