@@ -28,7 +28,10 @@ ENDLESS = 1 << 62
 
 
 def missing(reason: str) -> None:
-    """Skip the test; where everything was to be installed (CI), fail instead."""
+    """Skip the test; in CI, which installs everything, fail instead, unless it said that no engine runs there."""
+    without = os.environ.get("OMNARA_TESTS_WITHOUT_DOCKER")
+    if without:
+        pytest.skip(without)
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
