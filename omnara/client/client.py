@@ -89,17 +89,21 @@ class Client:
         model: str,
         system_prompt: str,
         tools: Sequence[str | Mapping[str, Any]] = (),
+        machine_sources: Sequence[Mapping[str, Any]] = (),
         message: str | None = None,
         name: str | None = None,
         temperature: float | None = None,
         key: str | None = None,
     ) -> Launched:
         """Start an agent and return at once. `tools`: names of built-in tools, or objects with name, description,
-        input_schema and permission. `key` is the Idempotency-Key (default: a new one), so a retry cannot launch twice.
+        input_schema and permission. `machine_sources`: as in a config, {"machine": "laptop"} or {"pool": "cloud"}.
+        `key` is the Idempotency-Key (default: a new one), so a retry cannot launch twice.
         """
         optional = {"message": message, "name": name, "temperature": temperature}
         body: dict[str, Any] = {"model": model, "system_prompt": system_prompt, "tools": list(tools)}
         body |= {field: value for field, value in optional.items() if value is not None}
+        if machine_sources:
+            body["machine_sources"] = list(machine_sources)
         launched = await self._http.request("POST", "/agents", Launched, body=body, key=key or _new_key())
         self._links[launched.id] = launched.links
         return launched

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 
 from omnara.client.transport import Transport
 
-__all__ = ["ConnectedMachine", "DaemonToken", "Machine", "Machines", "NewDaemonToken"]
+__all__ = ["ConnectedMachine", "DaemonToken", "Machine", "MachinePool", "Machines", "NewDaemonToken"]
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -50,6 +50,17 @@ class ConnectedMachine(msgspec.Struct, frozen=True):
     token: str
     token_record: DaemonToken
     project_grants: list[dict[str, Any]] = []
+
+
+class MachinePool(msgspec.Struct, frozen=True):
+    """A pool, from which agents get machines of their own."""
+
+    id: str
+    name: str
+    provider: str
+    max_total_machines: int
+    created_at: datetime
+    provider_config: dict[str, Any] = {}
 
 
 class Machines:
@@ -98,6 +109,33 @@ class Machines:
         path = f"{await self._path(machine)}/daemon-tokens/{token}/revoke"
         return await self._http.request("POST", path, DaemonToken)
 
-    async def _path(self, machine: str = "") -> str:
+    async def pools(self) -> list[MachinePool]:
+        """Return the pools of the organization, newest first."""
+        found: list[MachinePool] = await self._http.pages(await self._path(kind="machine-pools"), MachinePool)
+        return found
+
+    async def create_pool(
+        self, name: str, *, provider: str, config: Mapping[str, Any] | None = None, max_machines: int = 10
+    ) -> MachinePool:
+        """Make a pool that the key's project may use. The same again changes nothing; other settings are a conflict.
+
+        `config` is the provider's, such as an image. Needs the right to manage the organization's machines.
+        """
+        body = {
+            "name": name,
+            "provider": provider,
+            "provider_config": dict(config or {}),
+            "max_total_machines": max_machines,
+        }
+        pool = await self._http.request("POST", await self._path(kind="machine-pools"), MachinePool, body=body)
+        path = f"{await self._project_path()}/machine-pool-grants"
+        await self._http.request("POST", path, dict[str, Any], body={"machine_pool_id": pool.id}, key=pool.id)
+        return pool
+
+    async def delete_pool(self, pool: str) -> None:
+        """End a pool, and all its machines with what runs on them."""
+        await self._http.request("DELETE", await self._path(pool, kind="machine-pools"), dict[str, Any])
+
+    async def _path(self, machine: str = "", *, kind: str = "machines") -> str:
         org = (await self._project_path()).partition("/projects/")[0]
-        return f"{org}/machines/{machine}".removesuffix("/")
+        return f"{org}/{kind}/{machine}".removesuffix("/")

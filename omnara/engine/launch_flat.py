@@ -39,11 +39,15 @@ class FlatTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FlatLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent in one request. `model` is a configured name or `provider/slug`; a tool's name is a built-in one."""
+    """An agent in one request. `model` is a configured name or `provider/slug`; a tool's name is a built-in one.
+
+    `machine_sources` are those of a config.
+    """
 
     model: str
     system_prompt: str | None = None
     tools: Sequence[str | FlatTool] = ()
+    machine_sources: Sequence[dict[str, Any]] = ()
     temperature: float | None = None
     message: str | None = None
     name: str | None = None
@@ -90,6 +94,8 @@ def _source(request: FlatLaunch, tools: dict[str, Any], provider: str, model: st
     }
     if tools:
         document["tools"] = tools
+    if request.machine_sources:
+        document["machine_sources"] = list(request.machine_sources)
     if request.temperature is not None:
         document["temperature"] = request.temperature
     return canonical_json(document)

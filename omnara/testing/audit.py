@@ -66,7 +66,13 @@ class _Audit(msgspec.Struct, frozen=True):
         due = [path for path in open_paths if path not in failed]
         if due:
             return self._read(due[: self.parallel], len(paths) - len(open_paths), len(paths), conversation)
-        return self._page(conversation) or self._ask(conversation) or self._report(conversation, paths, reads, failed)
+        page = fetched(conversation, self.tools.web_fetch)
+        if page is not None:
+            return self._calling("Fetching the page.", [page])
+        question = asked(conversation, self.question, self.tools.ask_question)
+        if question is not None:
+            return self._calling("One question before the report.", [question])
+        return self._report(conversation, paths, reads, failed)
 
     def _list(self, conversation: Conversation) -> Answer:
         tried = conversation.results_of(self.tools.list_files)
@@ -85,34 +91,17 @@ class _Audit(msgspec.Struct, frozen=True):
         calls = [Call(tool.name, {field: path}) for path in paths]
         return self._calling(f"{done} of {total} files read.", calls)
 
-    def _page(self, conversation: Conversation) -> Answer | None:
-        url = _URL.search(conversation.first_user_text)
-        offered = conversation.tool(self.tools.web_fetch)
-        if url is None or offered is None or conversation.results_of(self.tools.web_fetch):
-            return None
-        return self._calling("Fetching the page.", [Call(offered.name, {"url": url[0].rstrip(".,;:!?")})])
-
-    def _ask(self, conversation: Conversation) -> Answer | None:
-        offered = conversation.tool(self.tools.ask_question)
-        if offered is None or conversation.results_of(self.tools.ask_question):
-            return None
-        asked = {"prompt": self.question, "options": _options(offered, "Yes", "No"), "multiple": False}
-        return self._calling("One question before the report.", [Call(offered.name, {"questions": [asked]})])
-
     def _report(
         self, conversation: Conversation, paths: list[str], reads: dict[str, list[ToolResult]], failed: list[str]
     ) -> Answer:
         contents = {path: _last_good(reads.get(path, ())) for path in paths}
         files = [_entry(path, result) for path, result in contents.items() if result is not None]
-        pages = conversation.results_of(self.tools.web_fetch)
-        answers = conversation.results_of(self.tools.ask_question)
         report = {
             "count": len(files),
             "bytes": sum(entry["size"] for entry in files),
             "files": files,
             "failed": failed,
-            "page": {"ok": not pages[0].is_error, "text": pages[0].text} if pages else None,
-            "answer": answers[0].text if answers else None,
+            **finished(conversation, self.tools),
         }
         return Answer(blocks=(Text(msgspec.json.encode(report).decode()),))
 
@@ -129,6 +118,35 @@ class _Audit(msgspec.Struct, frozen=True):
             if isinstance(result.arguments, dict) and field in result.arguments:
                 reads.setdefault(result.arguments[field], []).append(result)
         return reads
+
+
+def fetched(conversation: Conversation, tool: str = "web_fetch") -> Call | None:
+    """Return the call that fetches the URL of the first message; None when there is none, or it was made."""
+    url = _URL.search(conversation.first_user_text)
+    offered = conversation.tool(tool)
+    if url is None or offered is None or conversation.results_of(tool):
+        return None
+    return Call(offered.name, {"url": url[0].rstrip(".,;:!?")})
+
+
+def asked(conversation: Conversation, question: str = DEFAULT_QUESTION, tool: str = "ask_question") -> Call | None:
+    """Return the call that asks the user; None when it cannot be made, or was made."""
+    offered = conversation.tool(tool)
+    if offered is None or conversation.results_of(tool):
+        return None
+    asks = {"prompt": question, "options": _options(offered, "Yes", "No"), "multiple": False}
+    return Call(offered.name, {"questions": [asks]})
+
+
+def finished(conversation: Conversation, tools: AuditTools | None = None) -> dict[str, Any]:
+    """Return what a report says of the page and of the user's answer."""
+    names = tools or AuditTools()
+    pages = conversation.results_of(names.web_fetch)
+    answers = conversation.results_of(names.ask_question)
+    return {
+        "page": {"ok": not pages[0].is_error, "text": pages[0].text} if pages else None,
+        "answer": answers[0].text if answers else None,
+    }
 
 
 def report_of(contents: dict[str, bytes]) -> dict[str, Any]:

@@ -75,6 +75,7 @@ async def launch(call: Call) -> web.StreamResponse:
             model=body.model,
             system_prompt=body.system_prompt,
             tools=[_tool(tool) for tool in given(body.tools) or []],
+            machine_sources=_sources(given(body.machine_sources) or []),
             temperature=given(body.temperature),
             message=given(body.message),
             name=given(body.name),
@@ -86,6 +87,11 @@ async def launch(call: Call) -> web.StreamResponse:
         id=encode(IdKind.AGENT, agent.id), name=agent.name, links=_links_of(agent), created_at=agent.created_at
     )
     return reply(201 if launched.created else 200, answer)
+
+
+def _sources(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    check_depth(sources)
+    return sources
 
 
 def _tool(tool: str | FlatTool) -> str | launch_flat.FlatTool:

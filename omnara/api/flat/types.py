@@ -29,12 +29,13 @@ class LaunchFlatRequest(Wire, frozen=True, kw_only=True):
     """What an agent is, and optionally its first message.
 
     `model` is a configured model's name or `provider/slug`; `tools` are names of built-in tools or tools of the
-    caller's own.
+    caller's own; `machine_sources` is as in a config.
     """
 
     system_prompt: NonEmpty
     model: NonEmpty
     tools: list[NonEmpty | FlatTool] | UnsetType = UNSET
+    machine_sources: list[dict[str, Any]] | UnsetType = UNSET
     temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType = UNSET
     message: str | UnsetType = UNSET
     name: str | UnsetType = UNSET

@@ -6,8 +6,11 @@ The report is computed here from the bytes on disk and never from what the agent
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import io
 import os
+import tarfile
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -98,9 +101,23 @@ class Folder:
             content = _measured(path, data) | {"content": content["content"][:2000]}
         return msgspec.json.encode(content).decode(), False
 
-    def report(self) -> dict[str, Any]:
-        """Return count, bytes and files as they are on disk now."""
-        entries = [_measured(path, (self._root / path).read_bytes()) for path in self.paths]
+    def archive(self) -> bytes:
+        """Return the files as a compressed tar in base64 text, for a machine that can unpack it."""
+        packed = io.BytesIO()
+        with (
+            gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as compressed,
+            tarfile.open(fileobj=compressed, mode="w") as tar,
+        ):
+            for path in self.paths:
+                data = (self._root / path).read_bytes()
+                entry = tarfile.TarInfo(path)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+        return base64.encodebytes(packed.getvalue())
+
+    def report(self, *, lines: bool = False) -> dict[str, Any]:
+        """Return count, bytes and files as they are on disk now; with `lines`, also how many each of them has."""
+        entries = [_measured(path, (self._root / path).read_bytes(), lines=lines) for path in self.paths]
         return {"count": len(entries), "bytes": sum(entry["size"] for entry in entries), "files": entries}
 
 
@@ -114,5 +131,9 @@ def _enclosed(path: str, data: bytes) -> dict[str, Any]:
     return plain if len(msgspec.json.encode(plain)) <= MAX_TEXT_BYTES else coded
 
 
-def _measured(path: str, data: bytes) -> dict[str, Any]:
-    return {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+def _measured(path: str, data: bytes, *, lines: bool = False) -> dict[str, Any]:
+    measured: dict[str, Any] = {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    if lines:
+        # The last line counts whether or not it has an end, as programs that look for lines count it.
+        measured["lines"] = data.count(b"\n") + (data[-1:] not in (b"", b"\n"))
+    return measured

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from omnara.cli.demo.commands import Commands
 from omnara.cli.demo.verdict import Verdict
 from omnara.client import Event
 from omnara.clock import monotonic
@@ -69,13 +70,16 @@ class Show:
             ("kill → next step started", f"{verdict.recovery_s:.2f} s, new process included"),
             ("kill → new process ready", f"{verdict.restart_s:.2f} s"),
         ]
+        if verdict.commands is not None:
+            rows[2:2] = _commands(verdict.commands)
         for name, value in rows:
             table.add_row(name, value)
         self._console.print(table)
         for problem in verdict.problems:
             self._console.print(Text.assemble(("wrong:", "red"), " ", visible(problem)))
         if verdict.ok:
-            self._console.print(f"[green]All is right.[/] The same again: omnara demo --seed {verdict.seed}")
+            machine = "" if verdict.commands is None else f" --machine {verdict.commands.machine}"
+            self._console.print(f"[green]All is right.[/] The same again: omnara demo{machine} --seed {verdict.seed}")
 
 
 _STYLES = {"model_output": "green", "tool_result": "blue", "agent_input": "magenta"}
@@ -88,11 +92,33 @@ def _describe(event: Event) -> str:
         names = ", ".join(f"{name} × {count}" if count > 1 else name for name, count in calls.items())
         return f"model    {text}{'  → ' + names if names else ''}"
     if event.kind == "tool_result":
-        return f"result   {event.outcome}: {text}"
+        return f"result   {event.outcome}: {text or _structured(event)}"
     return f"{_INPUTS.get(event.input_kind or '', event.kind):<8} {text}"
 
 
+def _structured(event: Event) -> str:
+    """What a command told, or what is the matter with it."""
+    values = [block.get("value") for block in event.content_blocks if block.get("type") == "structured_data"]
+    value = values[0] if values and isinstance(values[0], dict) else {}
+    words = " ".join(str(value.get("output", "")).split())
+    return words[:200] or ", ".join(
+        f"{name} {found}" for name, found in value.items() if found and name != "process_id"
+    )
+
+
 _INPUTS = {"content": "message", "config_change": "config", "interaction_response": "answer", "control": "control"}
+
+
+def _commands(commands: Commands) -> list[tuple[str, str]]:
+    rows = [
+        ("commands by the ledger on the machine", f"{commands.asked} ({commands.machine})"),
+        ("commands that ran again", _mark(not commands.repeated, str(commands.repeated))),
+        ("commands lost", _mark(not commands.lost, str(commands.lost))),
+        ("left of the machine", _mark(not commands.left, ", ".join(commands.left) or "nothing")),
+    ]
+    if commands.not_started:
+        rows.insert(3, ("handed over, never begun, and so told", str(commands.not_started)))
+    return rows
 
 
 def _model(verdict: Verdict) -> str:

@@ -14,14 +14,17 @@ from typing import Final
 import msgspec
 
 from omnara.access.tokens import TokenKind, generate
+from omnara.cli.demo.audits import Audit, ByCommands, ByTools
 from omnara.cli.demo.blow import Stage, Striker
-from omnara.cli.demo.folder import MAX_FILE_BYTES, TOOLS, Folder
+from omnara.cli.demo.database import look_into_database
+from omnara.cli.demo.folder import MAX_FILE_BYTES, Folder
 from omnara.cli.demo.hands import Hands
 from omnara.cli.demo.page import Page
-from omnara.cli.demo.plan import PARALLEL_READS, KillPlan, draw
+from omnara.cli.demo.plan import MachineKind
 from omnara.cli.demo.server import ServerProcess
 from omnara.cli.demo.show import Show
-from omnara.cli.demo.verdict import Requests, Verdict, judge, look_into_database
+from omnara.cli.demo.verdict import Requests, Verdict, judge
+from omnara.cli.demo.workplace import workplace
 from omnara.client import Client
 from omnara.clock import monotonic
 from omnara.db.embedded import EmbeddedPostgres
@@ -29,27 +32,27 @@ from omnara.db.embedded.binaries import drop_account
 from omnara.db.embedded.datadir import DataDir
 from omnara.settings import Settings
 from omnara.testing.answer import Timing
-from omnara.testing.audit import audit
+from omnara.testing.script import Script
 from omnara.testing.server import ModelServer
 from omnara.testing.strict import Strictness
 
 __all__ = ["Options", "tell"]
 
 LIMIT_S: Final = 600.0
-SCRIPTED_MODEL: Final = "scripted"
-PROMPT: Final = """You audit a folder. Call list_files once. Call get_file for every path, a few at a time. Call
-web_fetch once for the URL in the user's message. Then ask the user with ask_question whether the report shall list
-every file. Then answer with nothing but a JSON object: count (number of files), bytes (sum of sizes) and files (a
-list of path, size in bytes and sha256 in hex for each). If a tool call was interrupted, go on without it."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. `model` is PROVIDER/SLUG for a real provider; None for the scripted one."""
+    """What was asked for. `model` is PROVIDER/SLUG for a real provider; None for the scripted one.
+
+    `machine`: where the audit's commands run; None for the audit by tools of the client. `image`: for containers.
+    """
 
     folder: Path
     seed: int
     model: str | None
     keep: bool
+    machine: MachineKind | None = None
+    image: str | None = None
 
 
 async def tell(options: Options, settings: Settings, show: Show) -> Verdict:
@@ -58,7 +61,18 @@ async def tell(options: Options, settings: Settings, show: Show) -> Verdict:
     Nothing stays running afterwards, and nothing on disk unless `keep`. Cancellation cleans up as well.
     """
     folder = Folder(options.folder, with_digest=options.model is not None)
-    plan = draw(options.seed, len(folder.paths))
+    if options.machine is None:
+        return await _tell(options, settings, show, ByTools(folder, options.seed, options.model))
+    place = workplace(options.machine, settings, options.image)
+    try:
+        await place.check()
+        return await _tell(options, settings, show, ByCommands(folder, options.seed, place))
+    finally:
+        await place.close()
+
+
+async def _tell(options: Options, settings: Settings, show: Show, audit: Audit) -> Verdict:
+    folder, plan = audit.folder, audit.plan
     if folder.left_out:
         show.say(f"left out {folder.left_out} files: hidden, unreadable, over {MAX_FILE_BYTES} bytes, or too many")
     show.say(f"seed {plan.seed}: the server will be killed {plan.description}", "bold")
@@ -66,63 +80,58 @@ async def tell(options: Options, settings: Settings, show: Show) -> Verdict:
         data_dir = await stack.enter_async_context(_data_dir(settings.postgres_bin, keep=options.keep))
         page = await stack.enter_async_context(Page(hold_first=plan.point == "tool_started"))
         model = None
-        if options.model is None:
-            model = await stack.enter_async_context(_scripted_model())
+        if audit.script is not None:
+            model = await stack.enter_async_context(_scripted_model(audit.script))
+        stack.push_async_callback(audit.clean)
         key = generate(TokenKind.PERSONAL).text
-        server = ServerProcess(_environment(settings, data_dir, key, page, model), data_dir / "server.log")
+        environment = _environment(settings, data_dir, key, page, model) | audit.environment()
+        server = ServerProcess(environment, data_dir / "server.log")
         stack.callback(server.kill)
         async with asyncio.timeout(LIMIT_S):
-            return await _audit(options, plan, Stage(folder, page, model, server, show), key, data_dir)
+            return await _audit(audit, Stage(folder, page, model, server, show, audit.site), key, data_dir)
 
 
-async def _audit(options: Options, plan: KillPlan, stage: Stage, key: str, data_dir: Path) -> Verdict:
+async def _audit(audit: Audit, stage: Stage, key: str, data_dir: Path) -> Verdict:
     show, server, model, page = stage.show, stage.server, stage.model, stage.page
     begun = monotonic()
     show.say("starting Postgres and the server")
     show.say(f"server ready after {await server.start():.2f} s, pid {server.pid}")
     async with Client(server.url, key, retry_for_s=math.inf) as client:
-        launched = await client.launch(
-            model=options.model or f"anthropic/{SCRIPTED_MODEL}",
-            system_prompt=PROMPT,
-            tools=[*TOOLS, "web_fetch", "ask_question"],
-            message=f"Please audit the folder. The notice to mention is at {page.url}",
-            name="demo audit",
-        )
-        show.say(f"launched {launched.id}")
-        hands = Hands(client, launched.id, stage.folder, ask=show.ask, show=show.event)
-        striker = Striker(plan, stage, hands)
+        agent = await audit.launch(client, page.url, data_dir)
+        show.say(f"launched {agent}")
+        hands = Hands(client, agent, stage.folder, ask=show.ask, show=show.event)
+        striker = Striker(audit.plan, stage, hands)
         async with asyncio.TaskGroup() as group:
             strike = group.create_task(striker.strike())
             await hands.follow()
             # A real model may take fewer turns than planned; then the blow never falls, and that is a failure.
             striker.too_late()
         blow = strike.result()
-    requests = None
-    if model is not None:
-        after = tuple(entry.turn for entry in model.log.entries if entry.number > blow.requests)
-        requests = Requests(model.log.counts.requests, after)
-    database = await look_into_database(data_dir, launched.id)
+        requests = None
+        if model is not None:
+            after = tuple(entry.turn for entry in model.log.entries if entry.number > blow.requests)
+            requests = Requests(model.log.counts.requests, after)
+        database = await look_into_database(data_dir, agent)
+        commands = await audit.commands(client, agent, hands.events)
     stop_code = await server.stop()
     show.say(f"server stopped with code {stop_code}")
     return judge(
-        plan,
+        audit.plan,
         blow,
         hands,
-        expected=stage.folder.report(),
+        expected=audit.expected(),
         requests=requests,
         page_hits=page.hits,
         database=database,
         stop_code=stop_code,
         total_s=monotonic() - begun,
+        commands=commands,
     )
 
 
 @contextlib.asynccontextmanager
-async def _scripted_model() -> AsyncIterator[ModelServer]:
-    server = ModelServer(
-        audit(parallel=PARALLEL_READS, thinking=True), strict=Strictness(models=None), timing=Timing(token_ms=4)
-    )
-    async with server:
+async def _scripted_model(script: Script) -> AsyncIterator[ModelServer]:
+    async with ModelServer(script, strict=Strictness(models=None), timing=Timing(token_ms=4)) as server:
         yield server
 
 

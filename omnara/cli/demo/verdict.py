@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from omnara.cli.demo.commands import Commands
+from omnara.cli.demo.database import Database
 from omnara.cli.demo.hands import Hands, report_in
-from omnara.cli.demo.plan import KillPlan
+from omnara.cli.demo.plan import CommandPlan, KillPlan
 from omnara.client import Event
-from omnara.db.connection import ConnectSettings, ConnKind, connect
-from omnara.db.demo import LogFaults, StepCount, event_ids, log_faults, make_read_only, steps_by_state
-from omnara.db.embedded import EmbeddedPostgres
+from omnara.db.demo import LogFaults
 from omnara.domain.content import INTERRUPTED_TEXT
-from omnara.errors import ConfigurationError
-from omnara.ids import IdKind, decode, encode
 
-__all__ = ["Blow", "Database", "Requests", "Verdict", "judge", "look_into_database"]
+__all__ = ["Blow", "Requests", "Verdict", "judge"]
 
 
 class Blow(msgspec.Struct, frozen=True):
@@ -38,16 +35,8 @@ class Requests(msgspec.Struct, frozen=True):
     turns_after: tuple[int, ...]
 
 
-class Database(msgspec.Struct, frozen=True):
-    """What the read-only connection found."""
-
-    faults: LogFaults
-    steps: list[StepCount]
-    ids: dict[int, str]
-
-
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The result as one object. `problems` is empty when all is right."""
+    """The result as one object. `problems` is empty when all is right; `commands` is there with --machine."""
 
     ok: bool
     seed: int
@@ -70,6 +59,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float
     total_s: float
     problems: list[str]
+    commands: Commands | None = None
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -84,23 +74,8 @@ class Facts(msgspec.Struct, frozen=True):
     stop_code: int
 
 
-async def look_into_database(data_dir: Path, agent: str) -> Database:
-    """Read what is to be counted, over a read-only connection. Raises ConfigurationError if the database is down."""
-    dsn = await EmbeddedPostgres.running_dsn(data_dir)
-    if dsn is None:
-        raise ConfigurationError(f"no database answers in {data_dir}")
-    agent_id = decode(IdKind.AGENT, agent)
-    connection = await connect(ConnectSettings(dsn=dsn), ConnKind.ADMIN)
-    try:
-        await make_read_only(connection)
-        ids = {number: encode(IdKind.EVENT, key) for number, key in (await event_ids(connection, agent_id)).items()}
-        return Database(await log_faults(connection, agent_id), await steps_by_state(connection, agent_id), ids)
-    finally:
-        connection.terminate()
-
-
 def judge(
-    plan: KillPlan,
+    plan: KillPlan | CommandPlan,
     blow: Blow,
     hands: Hands,
     *,
@@ -110,11 +85,12 @@ def judge(
     database: Database,
     stop_code: int,
     total_s: float,
+    commands: Commands | None = None,
 ) -> Verdict:
     """Compare everything with everything. `requests` is None with a real provider, whose log nobody can see."""
     matches = _same_report(report_in(hands.events[-1]), expected)
     facts = _count(blow, hands, requests, database, page_hits, matches, stop_code)
-    found = list(_problems(plan, facts, database.faults))
+    found = [*_problems(plan, facts, database.faults), *(() if commands is None else commands.problems())]
     return Verdict(
         ok=not found,
         seed=plan.seed,
@@ -137,6 +113,7 @@ def judge(
         restart_s=round(blow.restart_s, 3),
         total_s=round(total_s, 3),
         problems=found,
+        commands=commands,
     )
 
 
@@ -154,7 +131,7 @@ def _count(
     )
 
 
-def _problems(plan: KillPlan, facts: Facts, faults: LogFaults) -> Iterator[str]:
+def _problems(plan: KillPlan | CommandPlan, facts: Facts, faults: LogFaults) -> Iterator[str]:
     """Yield a sentence for everything that is not as promised."""
     if not facts.matches:
         yield "the report differs from the files on disk"
@@ -169,7 +146,7 @@ def _problems(plan: KillPlan, facts: Facts, faults: LogFaults) -> Iterator[str]:
         yield f"the log has {faults.gaps} gaps, and {faults.duplicate_results} calls have two results"
     if facts.retried is not None and not 0 <= facts.retried <= 1:
         yield f"{facts.retried} model calls were repeated; one kill explains one"
-    if facts.interrupted and plan.point == "mid_stream":
+    if facts.interrupted and (plan.point == "mid_stream" or isinstance(plan, CommandPlan)):
         yield "a tool call was interrupted that nobody had interrupted"
     if plan.point == "tool_started" and not facts.interrupted:
         yield "the killed tool call does not say that it was interrupted"
@@ -193,8 +170,12 @@ def _same_report(report: dict[str, Any] | None, expected: dict[str, Any]) -> boo
     if report is None or not isinstance(report.get("files"), list):
         return False
     try:
-        files = {entry["path"]: (entry["size"], entry["sha256"]) for entry in report["files"]}
-    except (TypeError, KeyError):
+        files = {entry["path"]: _facts(entry) for entry in report["files"]}
+    except (TypeError, KeyError, AttributeError):
         return False
-    wanted = {entry["path"]: (entry["size"], entry["sha256"]) for entry in expected["files"]}
+    wanted = {entry["path"]: _facts(entry) for entry in expected["files"]}
     return files == wanted and report.get("count") == expected["count"] and report.get("bytes") == expected["bytes"]
+
+
+def _facts(entry: dict[str, Any]) -> tuple[Any, ...]:
+    return entry["size"], entry["sha256"], entry.get("lines")
