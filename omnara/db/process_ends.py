@@ -128,6 +128,14 @@ async def unreachable(
     return [Waiting(*row) for row in await connection.fetch(_SQL["unreachable"], grace_s, limit, wanted)]
 
 
+async def silent(
+    connection: Connection, limit_s: float, limit: int, among: Collection[UUID] | None = None
+) -> list[Waiting]:
+    """Return what machines took `limit_s` seconds ago and never spoke of again; `among`: only of these ids."""
+    wanted = None if among is None else list(among)
+    return [Waiting(*row) for row in await connection.fetch(_SQL["silent"], limit_s, limit, wanted)]
+
+
 async def try_lock_processes(
     connection: Connection, ids: Collection[UUID], agent_ids: Collection[UUID]
 ) -> list[EndedProcess]:

@@ -59,6 +59,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "process_action_not_accepted": "The machine did not take the action in time.",
     "process_action_not_delivered": "The action did not reach the command.",
     "process_not_accepted": "No machine took the command in time. It did not run.",
+    "process_not_reported": "The machine took it, and is there, but has not said what became of it.",
     "process_state_unknown": "What became of the command is not known.",
     "process_terminal": "The command is over.",
     "reconciliation_conflict": "Server and machine disagree about the command; what it did is not known.",

@@ -287,6 +287,21 @@ select what, agent_id, id from w
 where created_at < statement_timestamp() - make_interval(secs => $1)
 order by created_at limit $2;
 
+-- name: silent
+-- Calls that wait for what a machine took $1 seconds ago and has not spoken of since, though it is there: those of commands
+-- that it has not said to have begun, and of actions without an outcome. Index: processes_live, process_actions_open,
+-- tool_calls_agent_id_id_key.
+with w as materialized (
+  select 'process' as what, p.agent_id, p.id, p.granted_at as taken_at from processes p
+  where p.state = 'starting' and (select t.state from tool_calls t
+                                   where t.agent_id = p.agent_id and t.id = p.tool_call_id) = 'waiting'
+  union all
+  select 'action', a.agent_id, a.id, a.accepted_at from process_actions a where a.state = 'accepted'
+)
+select what, agent_id, id from w
+where ($3::uuid[] is null or id = any($3)) and taken_at < statement_timestamp() - make_interval(secs => $1)
+order by taken_at limit $2;
+
 -- name: unreachable
 -- What waits for machines that have been out of reach for $1 seconds: since the later of the work's making, the machine's
 -- loss (of its channel, its lease or its runtime) and the start of Postgres; not while somebody is waking the machine.

@@ -137,6 +137,37 @@ async def test_what_nobody_takes_fails_in_the_end(engine: Engine, connected: boo
     await floor.finished(other)
 
 
+async def test_a_machine_that_is_there_and_says_nothing_is_not_waited_for_for_ever(engine: Engine) -> None:
+    floor = await Floor.make(engine, **SHORT)
+    job = await floor.job()
+    await floor.accept(job)
+    writing = await floor.running()
+    write, write_call = await floor.act(writing, "write", {"data": "x"})
+    reading = await floor.running()
+    read, read_call = await floor.act(reading, "read", {"max_bytes": 9})
+    await floor.accept_action(writing, write)
+    await floor.accept_action(reading, read)
+
+    async def silent_for(seconds: float) -> int:
+        await floor.sql.fetch("update processes set granted_at = now() - make_interval(secs => $1)", seconds)
+        await floor.sql.fetch("update process_actions set accepted_at = now() - make_interval(secs => $1)", seconds)
+        return (await sweep(floor.deps)).silent
+
+    assert await silent_for(299) == 0
+    assert await floor.told(job) is None
+    assert await silent_for(301) == 3
+    assert await silent_for(600) == 0, "once"
+    assert await floor.state(job) == ("starting", ""), "it may well run"
+    assert await floor.action(write) == ("unknown", "process_not_reported")
+    assert await floor.action(read) == ("failed", "process_not_reported")
+    for path, call in ((job.path, job.call_id), (writing.path, write_call), (reading.path, read_call)):
+        outcome, value = await floor.result(path, call) or ("", {})
+        assert (outcome, value["error_code"]) == ("failed", "process_not_reported")
+        assert (await engine.assert_coherent(path))["ready_at"] is not None
+    assert (await floor.finished(job, "late")).ack_status == "cleanup_only", "the first result stands"
+    assert await floor.state(job) == ("exited", "")
+
+
 async def test_a_machine_that_is_not_there_yet_is_waited_for(engine: Engine) -> None:
     floor = await Floor.make(engine, register=False, **SHORT)
     job = await floor.job()

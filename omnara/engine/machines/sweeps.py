@@ -1,4 +1,4 @@
-"""What no machine will ever say: that it is out of reach, or that it never took what was offered.
+"""What no machine will ever say: that it is out of reach, never took what was offered, or forgot what it took.
 
 Bounded rounds that wait for no lock: an agent or a process that somebody works on is looked at again in a second. What
 counts is the database's clock alone. After Postgres was away, or this process was cut off from it, machines first get
@@ -7,7 +7,7 @@ the time to be heard again. Source: machines.md §4 (timers), §14 rows 6 and 25
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal
 from uuid import UUID
 
@@ -31,16 +31,22 @@ BATCH: Final = 200
 """Processes, and actions, that one transaction ends."""
 
 UNREACHABLE: Final = "machine_unreachable"
+NOT_REPORTED: Final = "process_not_reported"
 NOT_ACCEPTED: Final = "process_not_accepted"
 ACTION_NOT_ACCEPTED: Final = "process_action_not_accepted"
 
 
+Find = Callable[..., Awaitable[list[Waiting]]]
+"""Finds what has waited so many seconds: `(connection, seconds, limit, among)`."""
+
+
 class Swept(msgspec.Struct, frozen=True):
-    """How many runtimes fell silent for good, and how much work was ended because nobody answers or takes it."""
+    """How many runtimes fell silent for good, and how much work was ended: nobody answers, takes it or speaks of it."""
 
     runtimes: int = 0
     unreachable: int = 0
     overdue: int = 0
+    silent: int = 0
 
 
 class Sweeper:
@@ -76,11 +82,12 @@ async def sweep(deps: Deps) -> Swept:
     settings = deps.settings
     async with deps.db.acquire() as connection:
         lapsed = await runtimes.end_lapsed(connection, settings.machine_lease_s, BATCH)
-    unreachable = await _unreachable(deps)
+    unreachable = await _left_alone(deps, ends.unreachable, settings.machine_grace_s, UNREACHABLE)
+    silent = await _left_alone(deps, ends.silent, settings.machine_accept_limit_s, NOT_REPORTED)
     overdue = await _overdue(deps)
-    if lapsed or unreachable or overdue:
-        log.info("machines_swept", runtimes=len(lapsed), unreachable=unreachable, overdue=overdue)
-    return Swept(len(lapsed), unreachable, overdue)
+    if lapsed or unreachable or overdue or silent:
+        log.info("machines_swept", runtimes=len(lapsed), unreachable=unreachable, overdue=overdue, silent=silent)
+    return Swept(len(lapsed), unreachable, overdue, silent)
 
 
 async def _overdue(deps: Deps) -> int:
@@ -103,12 +110,14 @@ async def _overdue(deps: Deps) -> int:
     return count
 
 
-async def _unreachable(deps: Deps) -> int:
-    """Let nobody wait for machines out of reach: what was not granted ends, what runs only loses its waiter."""
-    grace_s = deps.settings.machine_grace_s
+async def _left_alone(deps: Deps, find: Find, limit_s: float, reason: str) -> int:
+    """Let nobody wait for machines that are out of reach, or that are there and say nothing about what they took.
+
+    What was not granted ends; what runs only loses its waiter, and what its machine says later is noted all the same.
+    """
 
     async def work(connection: Connection) -> tuple[int, Told]:
-        found = await ends.unreachable(connection, grace_s, BATCH)
+        found = await find(connection, limit_s, BATCH)
         told = Told()
         locked = await _lock(connection, found)
         if locked is None:
@@ -116,13 +125,11 @@ async def _unreachable(deps: Deps) -> int:
         hot_rows, processes, actions = locked
         # Looked at again now that the rows are locked: a machine that came back meanwhile keeps its work.
         ids = [*(row.id for row in processes), *(action for action, _, _ in actions)]
-        still = {waiting.id for waiting in await ends.unreachable(connection, grace_s, len(ids), ids)}
-        queued = [
-            Ending(row.id, "failed", UNREACHABLE) for row in processes if row.id in still and row.state == "queued"
-        ]
-        ending = [Ending(action, _lost(kind, state), UNREACHABLE) for action, kind, state in actions if action in still]
+        still = {waiting.id for waiting in await find(connection, limit_s, len(ids), ids)}
+        queued = [Ending(row.id, "failed", reason) for row in processes if row.id in still and row.state == "queued"]
+        ending = [Ending(action, _lost(kind, state), reason) for action, kind, state in actions if action in still]
         left = [row for row in processes if row.id in still and row.state != "queued"]
-        return len(still), await _end(connection, hot_rows, queued, ending, told, left)
+        return len(still), await _end(connection, hot_rows, queued, ending, told, left, reason)
 
     count, told = await deps.db.run(work)
     told.tell(deps)
@@ -156,6 +163,7 @@ async def _end(
     actions: Sequence[Ending],
     told: Told,
     left: Sequence[EndedProcess] = (),
+    reason: str = UNREACHABLE,
 ) -> Told:
     """End what is to be ended, and give every call behind it, and behind what is left to run, its result."""
     ended = await ends.end_processes(connection, processes) if processes else []
@@ -165,7 +173,7 @@ async def _end(
     results = results_of(ended, closed)
     for process in left:
         if process.tool_call_id is not None:
-            value = failure(UNREACHABLE, process_id=process.id, state=process.state)
+            value = failure(reason, process_id=process.id, state=process.state)
             results.setdefault(process.agent_id, []).append(Result(process.tool_call_id, "failed", value))
     told.machines.update(process.machine_id for process in ended)
     await settle(connection, hot_rows, results, told)
