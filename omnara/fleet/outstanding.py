@@ -24,6 +24,8 @@ class Outstanding:
 
     def __init__(self, *, again_s: float, offer_again_s: float = OFFER_AGAIN_S) -> None:
         self.terminations: dict[UUID, float] = {}
+        self.crowded = False
+        """Whether the last look was put off because it was `full`, so that an answer makes room for another one."""
         self._open: dict[UUID, float] = {}
         self._held: dict[UUID, float] = {}
         self._again_s = again_s
@@ -32,7 +34,8 @@ class Outstanding:
     def full(self, now: float) -> bool:
         """Whether nothing should be offered until something is answered, or too old to wait for."""
         _forget(self._open, now - self._offer_again_s)
-        return len(self._open) >= MOST_OFFERS
+        self.crowded = len(self._open) >= MOST_OFFERS
+        return self.crowded
 
     def skip(self, now: float) -> set[UUID]:
         """Return what need not be offered at `now`: it was, or it was answered, a short while ago."""

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from omnara.clock import monotonic
 from omnara.db.fleet import Channel
+from omnara.domain.processes import OFFERED_ACTIONS, OFFERED_PROCESSES
 from omnara.engine.deps import Deps
 from omnara.engine.machines import accept, offers, reports, runtimes
 from omnara.errors import Unavailable
@@ -198,7 +199,8 @@ class Session:
         else:
             self._sent.accepted(process_id, monotonic())
             await self._link.send(ProcessAcceptAck(process_id=frame.process_id))
-        self.wake()
+        if self._sent.crowded:
+            self.wake()
 
     async def _accept_action(self, frame: ActionAccept) -> None:
         process_id = await self._known(IdKind.PROCESS, frame.process_id)
@@ -227,7 +229,8 @@ class Session:
                     default_output_cursor=answer.default_output_cursor,
                 )
             )
-        self.wake()
+        if self._sent.crowded:
+            self.wake()
 
     async def _report(self, frame: Report) -> None:
         try:
@@ -245,7 +248,7 @@ class Session:
         self.wake()
 
     async def _known(self, kind: IdKind, text: str) -> UUID | None:
-        """Return the id, or say that it is none. Without the text: what cannot be read is not repeated."""
+        """Return the id, or say that it is none, without repeating what cannot be read."""
         try:
             return decode(kind, text)
         except InvalidPublicId:
@@ -270,6 +273,8 @@ class Session:
             found = await offers.pending(self._deps, channel.runtime_id, channel.session_id, self._sent.skip(now))
         if isinstance(found, runtimes.RuntimeEnded):
             raise _Over(found.code)
+        if len(found.processes) == OFFERED_PROCESSES or len(found.actions) == OFFERED_ACTIONS:
+            self.wake()  # for the rest
         for process in found.processes:
             self._sent.offered(decode(IdKind.PROCESS, process.process_id), now)
             await self._link.send(process)

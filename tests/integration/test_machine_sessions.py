@@ -14,6 +14,7 @@ import pytest_asyncio
 from omnara.access import tokens
 from omnara.access.tokens import TokenKind
 from omnara.clock import Deadline
+from omnara.fleet.outstanding import MOST_OFFERS
 from omnara.fleet.sessions import Sessions
 from omnara.ids import IdKind, decode, encode, new_uuid
 from tests.contract.server import ApiServer, api_server, invariants_hold
@@ -142,6 +143,24 @@ async def test_every_command_of_many_is_offered_once_and_granted_once(bench: Ben
             granted.append(payload["process_id"])
     assert sorted(granted) == sorted(wanted)
     assert sorted(offered) == sorted(wanted)
+
+
+async def test_one_look_offers_what_a_queue_holds_and_answers_make_room_for_the_rest(dsn: str) -> None:
+    """Nothing is left to the sweep, which would come after a minute here."""
+    async with api_server(dsn, **QUICK | {"machine_drain_s": 60.0, "machine_heartbeat_s": 20.0}) as server:
+        bench = await make_bench(server)
+        async with raw_daemon(server.url, bench.machine) as daemon:
+            await daemon.take(await bench.queue())  # the first look of the channel is over
+            wanted = [encode(IdKind.PROCESS, await bench.queue(hint=False)) for _ in range(MOST_OFFERS + 4)]
+            server.deps.hints.machines((bench.machine.id,))
+            offered = [(await daemon.expect("process_offer"))["process_id"] for _ in range(MOST_OFFERS)]
+            assert offered == wanted[:MOST_OFFERS]
+            server.deps.hints.machines((bench.machine.id,))
+            for process_id in offered[:4]:
+                await daemon.send("process_accept", process_id=process_id)
+            frames = [await daemon.receive() for _ in range(8)]
+            assert [frame["process_id"] for kind, frame in frames if kind == "process_accept_ack"] == offered[:4]
+            assert [frame["process_id"] for kind, frame in frames if kind == "process_offer"] == wanted[MOST_OFFERS:]
 
 
 async def test_a_second_accept_gets_nothing(bench: Bench, daemon: RawDaemon) -> None:
