@@ -8,7 +8,7 @@ import time
 import pytest
 
 from omnara.ids import IdKind
-from omnara.machines.docker import DockerHome
+from omnara.machines.docker import DockerHome, channel
 from omnara.machines.processes import HomeFull, HomeLost, ProcessSpec, StartFailed
 from tests.support.docker_engine import BUSYBOX_IMAGE, ENDLESS, Box, new_id
 
@@ -293,6 +293,25 @@ async def test_what_an_agent_writes_among_our_records_is_passed_over(small: Box)
     found = await small.home.processes()
     assert real.process_id in {each.process_id for each in found}
     assert len(found) <= 3
+    assert (await small.run("echo on"))[1] == "on\n"
+
+
+async def test_output_of_a_name_that_is_no_place_is_not_seen(small: Box) -> None:
+    real, _ = await small.run("echo real")
+    out = f"/home/.omnara/{real.process_id}/out"
+    await small.run(f"cd {out}; echo forged >99999999999999999999; echo forged >aaaaaaaaaaaaaaaa; echo forged >9")
+    assert (await small.read(real.process_id)).data == b"real\n"
+    [again] = [each for each in await small.home.processes() if each.process_id == real.process_id]
+    assert (again.output_start, again.output_end) == (0, 5)
+
+
+async def test_pipes_in_the_place_of_records_hold_up_nobody(small: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "REQUEST_S", 2.0)
+    real, _ = await small.run("echo real")
+    forged = f"cd /home/.omnara/{real.process_id}; rm spec exit; mkfifo spec; ln -s /dev/zero exit; echo forged"
+    assert (await small.run(forged))[1] == "forged\n"
+    async with asyncio.timeout(10):
+        assert real.process_id not in {each.process_id for each in await small.home.processes()}
     assert (await small.run("echo on"))[1] == "on\n"
 
 

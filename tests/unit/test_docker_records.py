@@ -62,6 +62,24 @@ def test_a_damaged_record_is_none_or_a_whole_one(line: int, word: int, text: str
         assert record.exit is None or record.exit.state in ("exited", "failed", "killed", "unknown")
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (0, f"p {PRC} sup 5 1 1 0 1000000 0 99999999999999999999 sx"),
+        (0, f"p {PRC} sup 5 1 1 0 1000000 -1 42 sx"),
+        (1, "x exited - 99999999999 - 1000000 2500000"),
+        (1, "x exited - 0 - 2500000 1000000"),
+        (2, f"a {PAC} write 99999999999999999999 applied - 1"),
+    ],
+)
+def test_numbers_that_no_server_takes_make_no_record(line: int, words: str) -> None:
+    """One that was told would be refused, and its command waited for."""
+    forged = Reply((*RECORD[:line], words, *RECORD[line + 1 :]))
+    assert processes_of(forged) == []
+    with pytest.raises(HomeLost):
+        process_of(forged, PRC)
+
+
 def test_a_record_of_another_process_is_not_taken() -> None:
     with pytest.raises(HomeLost):
         process_of(Reply(RECORD), encode(IdKind.PROCESS, new_uuid()))

@@ -28,6 +28,8 @@ __all__ = ["Reply", "actions_of", "process_of", "processes_of", "slice_of"]
 Phase = Literal["prepared", "accepted", "terminal"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_OFFSET: Final = 10**16 + 2**32
+"""No command has written more than the name of a chunk can tell, and no server would take a number without a bound."""
 _STATES: Final = frozenset({"exited", "failed", "killed", "unknown"})
 _OUTCOMES: Final = frozenset({"applied", "failed", "unknown"})
 _KINDS: Final = frozenset(get_args(ActionKind))
@@ -79,12 +81,12 @@ def slice_of(reply: Reply, asked: int) -> OutputSlice:
     """Return the slice of output in a reply. Raises HomeLost."""
     with _Untrusted():
         _, at, end, dropped, closed, _ = reply.lines[0].split(" ")
-        cursor = int(at)
+        cursor = _number(at)
         return OutputSlice(
             data=reply.data,
             cursor=cursor,
             next_cursor=cursor + len(reply.data),
-            end=max(int(end), cursor + len(reply.data)),
+            end=max(_number(end), cursor + len(reply.data)),
             dropped=dropped == "1" and cursor > asked,
             closed=closed == "1",
         )
@@ -130,8 +132,8 @@ def _record(head: Sequence[str], end: list[str] | None, actions: Iterable[list[s
         supervisor_live=live == "1",
         execution_committed=committed == "1",
         started_at=_time(begun),
-        output_start=int(oldest),
-        output_end=int(newest),
+        output_start=_number(oldest),
+        output_end=_number(newest),
         exit=ended,
         actions=tuple(sorted((_action(words) for words in actions), key=lambda action: action.seq)),
         started_acknowledged="s" in acks,
@@ -143,12 +145,14 @@ def _exit(words: Sequence[str]) -> ExitRecord:
     _, state, why, code, number, begun, ended = words
     if state not in _STATES:
         raise ValueError(state)
+    if begun != "-" and ended != "-" and int(ended) < int(begun):
+        raise ValueError(ended)
     reason, _, detail = why.partition(":")
     return ExitRecord(
         state=state,  # type: ignore[arg-type]
         reason_code="" if reason == "-" else reason,
         reason_message=_MESSAGES.get(detail, detail),
-        exit_code=-1 if number != "-" else None if code == "-" else int(code),
+        exit_code=-1 if number != "-" else None if code == "-" else _number(code, -1, 255),
         exit_signal=None if number == "-" else _signal_name(int(number)),
         started_at=None if reason == "start_failed" else _time(begun),
         ended_at=_time(ended),
@@ -165,10 +169,18 @@ def _action(words: Sequence[str]) -> ActionRecord:
     return ActionRecord(
         action_id=action_id,
         kind=kind,  # type: ignore[arg-type]
-        seq=int(seq),
+        seq=_number(seq),
         outcome=outcome,
         acknowledged=acknowledged == "1",
     )
+
+
+def _number(text: str, low: int = 0, high: int = _MAX_OFFSET) -> int:
+    """Return a number that a server takes; whoever runs in the container can write any. Raises ValueError."""
+    found = int(text)
+    if not low <= found <= high:
+        raise ValueError(text)
+    return found
 
 
 def _time(microseconds: str) -> str | None:

@@ -8,6 +8,7 @@
 LC_ALL=C; export LC_ALL
 umask 077
 KEEP=104857600 TRIM=131072000 CHUNK=4194304
+D4='[0-9][0-9][0-9][0-9]' D16=$D4$D4$D4$D4 # what chunks are called: other names would be no numbers
 
 start_of() { # S = when process $1 started, in ticks since the boot; empty when there is none
   S=
@@ -62,7 +63,8 @@ pump() { # standard input into chunk files named by their offset, the oldest of 
 }
 trim() {
   id=$1
-  set -- "$V/$1"/out/*
+  set -- "$V/$1"/out/$D16
+  [ -e "$1" ] || return 0
   number "${1##*/}"
   [ $((have - N)) -gt $TRIM ] || return 0
   while [ $# -gt 1 ]; do
@@ -135,7 +137,7 @@ complete() { # closed = 1 when there will be no more output of process $1
 extent() { # A = offset of the oldest byte kept, Z = after the newest
   A=0 Z=0
   id=$1
-  set -- "$V/$1"/out/*
+  set -- "$V/$1"/out/$D16
   [ -e "$1" ] || return 0
   number "${1##*/}"; A=$N
   while [ $# -gt 1 ]; do shift; done
@@ -219,7 +221,7 @@ slice() { # id cursor length
   [ $stop -gt "$Z" ] && stop=$Z
   complete "$1"
   from=$at
-  set -- "$V/$1"/out/*
+  set -- "$V/$1"/out/$D16
   while [ $# -gt 0 ] && [ "$from" -lt $stop ]; do
     number "${1##*/}"
     here=$N next=$stop
@@ -325,6 +327,8 @@ request() { # verb id and what the verb takes
 }
 serve() {
   mkdir -p "$V" "$T/p" || { printf '! full\n.\n'; return; }
+  # What is no file and no directory is not ours, and a pipe, or a link to one, would hold up whoever reads it for ever.
+  find "$V" ! -type d ! -type f -exec rm -f {} +
   [ -s "$T/boot" ] || printf '%s\n' "$1" >"$T/boot"
   read -r BOOT <"$T/boot"
   # The newest is the one: an older one may belong to a replica that lost its claim.
