@@ -57,7 +57,8 @@ class Reached:
         self._hosts: dict[str, str] = {}
         self._problems: dict[str, str] = {}
         self._installation: UUID | None = None
-        self._silent_since: dict[UUID, float] = {}
+        self._silent: dict[UUID, tuple[float, float]] = {}
+        """Machines that were found silent: since when, and when last."""
 
     def reach(self) -> Sequence[tuple[str, str]]:
         """See `Places`."""
@@ -124,7 +125,7 @@ class Reached:
         if state != "terminated" and not self._stuck(machine.id, running=state == "running"):
             return False
         why = "its container ended" if state == "terminated" else "its container did not answer"
-        self._silent_since.pop(machine.id, None)
+        self._silent.pop(machine.id, None)
         done = await provisioning.replace(
             self._deps, machine.id, machine.generation,
             f"{why} and was replaced; what ran in it is lost, its files in the agent's directory are there",
@@ -135,14 +136,18 @@ class Reached:
         return done
 
     def _stuck(self, machine_id: UUID, *, running: bool) -> bool:
-        """True for a machine that runs and could not be spoken to for long, time after time."""
+        """True for a machine that runs and could not be spoken to for long, time after time.
+
+        One that was well in between begins anew: two short silences must not cost it what runs there.
+        """
         now = monotonic()
-        for other, since in list(self._silent_since.items()):
-            if now - since > self._times.stuck_s * 3:
-                del self._silent_since[other]
+        well_s = self._times.stuck_s * 0.8
+        self._silent = {each: times for each, times in self._silent.items() if now - times[1] <= well_s}
         if not running:
             return False
-        return now - self._silent_since.setdefault(machine_id, now) > self._times.stuck_s
+        since, _ = self._silent.get(machine_id, (now, now))
+        self._silent[machine_id] = (since, now)
+        return now - since > self._times.stuck_s
 
     async def _claimed(self, claim: MachineClaim) -> PlacedMachine | None:
         async with self._deps.db.acquire() as connection:
