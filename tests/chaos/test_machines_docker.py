@@ -1,0 +1,267 @@
+"""Agents in containers of a real engine while servers and containers die: each command once, each told, nothing left.
+
+The containers are looked into from outside, with the engine's own client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from omnara.client import Client
+from omnara.machines.providers.docker import DockerProvider
+from omnara.testing import Answer, call, embed, say
+from tests.support.agent_handle import Handle
+from tests.support.cluster import Cluster
+from tests.support.docker_engine import SANDBOX_IMAGE, engine_for_tests, has_image, missing
+from tests.support.docker_fleet import remove_everything
+from tests.support.machine_chaos import TOOLS, machine_times, results, run
+from tests.support.postgres import PostgresForTests
+from tests.support.processes import ServerProcess
+from tests.support.times import Times
+from tests.support.waiting import until
+
+ROLES = "api,worker,maintenance"
+ENGINE = os.environ.get("OMNARA_DOCKER_HOST", "unix:///var/run/docker.sock")
+MEGABYTE = 2**20
+
+
+def held(log: str = "log") -> str:
+    """A command that counts its runs and ends when a test lets it."""
+    return f"echo begun >> {log}; while [ ! -e stop ]; do sleep 0.05; done; echo over >> {log}; echo the end"
+
+
+class Boxes:
+    """Agents of the flat API on a cluster: each has a container from its first command on."""
+
+    def __init__(self, cluster: Cluster, provider: DockerProvider) -> None:
+        self.cluster = cluster
+        self.provider = provider
+
+    @property
+    def client(self) -> Client:
+        """A client of the process in front."""
+        return self.cluster.client(self.cluster.front)
+
+    async def server(self) -> ServerProcess:
+        """Start a process that does everything; it is in front."""
+        (made,) = await self.cluster.start(1, ROLES)
+        self.go_to(made)
+        return made
+
+    def go_to(self, front: ServerProcess) -> None:
+        """Ask this process from now on."""
+        self.cluster.front = front
+        client = self.client
+        for agent in self.cluster.agents:
+            agent.client = client
+
+    async def agent(self, *answers: Answer) -> Handle:
+        """An agent that begins at once."""
+        return await self.cluster.agent(self.client, *answers, tools=TOOLS)
+
+    async def container(self, agent: Handle, *, other_than: str = "") -> str:
+        """The container of an agent, once it runs."""
+        query = "select container_id from sandboxes where agent_id = $1 and state = 'running' and container_id <> $2"
+        found: list[str | None] = []
+
+        async def there() -> bool:
+            found[:] = [await self.cluster.sql.fetchval(query, agent.uuid, other_than)]
+            return found != [None]
+
+        await until(there, "the agent has a container", limit_s=60)
+        return str(found[0])
+
+    async def inside(self, container: str, command: str) -> str:
+        """Run something in a container, past everything of ours."""
+        words = ["docker", "-H", ENGINE, "exec", "-w", "/home/agent", container, "sh", "-c", command]
+        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    async def has_lines(self, container: str, name: str, lines: list[str]) -> None:
+        """Wait until a file in a container has these lines."""
+
+        async def there() -> bool:
+            return (await self.inside(container, f"cat {name}")).split() == lines
+
+        await until(there, f"{name} has {lines}", limit_s=60)
+
+    async def owned(self) -> list[Any]:
+        """All that this installation has on the engine."""
+        query = "select value from installation where name = 'installation_id'"
+        return await self.provider.owned(str(await self.cluster.sql.fetchval(query)))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def boxes(postgres: PostgresForTests, tmp_path: Path, times: Times) -> AsyncIterator[Boxes]:
+    """A database of the test's own, and what its installation leaves on the engine removed."""
+    provider = await engine_for_tests()
+    try:
+        if not await has_image(provider, SANDBOX_IMAGE):
+            missing(f"there is no image {SANDBOX_IMAGE} (Containerfile, target sandbox)")
+        settings = {f"OMNARA_{name}": value for name, value in machine_times(times).env.items()}
+        async with postgres.fresh() as dsn:
+            cluster = Cluster(dsn, tmp_path, times, **settings, OMNARA_DOCKER_HOST=ENGINE)
+            async with cluster:
+                installation = ""
+                try:
+                    made = Boxes(cluster, provider)
+                    await made.server()
+                    yield made
+                    await cluster.verify()
+                finally:
+                    query = "select value from installation where name = 'installation_id'"
+                    installation = str(await cluster.sql.fetchval(query))
+                    await cluster.discard()
+                    await remove_everything(provider, installation)
+    finally:
+        await provider.close()
+
+
+async def test_the_only_server_is_killed_and_started_again(boxes: Boxes) -> None:
+    """Three commands in two containers run on, one to its end while nobody is there; all are told once."""
+    two = await boxes.agent(Answer(blocks=(run(held("one")), run(held("two")))), say("done"))
+    one = await boxes.agent(Answer(blocks=(run(held("one")),)), say("done"))
+    first = [await boxes.container(two), await boxes.container(one)]
+    await boxes.has_lines(first[0], "one", ["begun"])
+    await boxes.has_lines(first[0], "two", ["begun"])
+    await boxes.has_lines(first[1], "one", ["begun"])
+    boxes.cluster.front.kill_main()
+    await boxes.inside(first[0], "touch stop")
+    await boxes.has_lines(first[0], "one", ["begun", "over"])
+    await boxes.has_lines(first[0], "two", ["begun", "over"])
+    await boxes.server()
+    await boxes.inside(first[1], "touch stop")
+    for agent, count in ((two, 2), (one, 1)):
+        await agent.settled()
+        found = await results(agent)
+        assert [(outcome, value["output"]) for outcome, value in found] == [("succeeded", "the end\n")] * count
+    assert [await boxes.container(two), await boxes.container(one)] == first, "the same containers"
+    assert await boxes.inside(first[0], "cat one two") == "begun\nover\n" * 2
+    assert await boxes.inside(first[1], "cat one") == "begun\nover\n"
+
+
+async def test_a_container_is_killed_and_another_removed(boxes: Boxes) -> None:
+    """The waiting call is told in moments that nobody knows; the next command finds the files in a new container."""
+    agent = await boxes.agent(
+        Answer(blocks=(run(held()),)), Answer(blocks=(run("cat log; echo again >> log"),)), say("went on")
+    )
+    first = await boxes.container(agent)
+    await boxes.has_lines(first, "log", ["begun"])
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await asyncio.to_thread(subprocess.run, ["docker", "-H", ENGINE, "kill", first], check=True, capture_output=True)
+    await agent.settled()
+    assert loop.time() - began < 30
+    lost, after = await results(agent)
+    assert (lost[0], lost[1].get("error_code", lost[1].get("error"))) == (
+        "failed",
+        "local_process_missing_after_daemon_reconnect",
+    )
+    assert (after[0], after[1]["output"]) == ("succeeded", "begun\n")
+    second = await boxes.container(agent, other_than=first)
+    await asyncio.to_thread(
+        subprocess.run, ["docker", "-H", ENGINE, "rm", "-f", second], check=True, capture_output=True
+    )
+    await boxes.client.send(agent.id, embed(call("run_command", {"command": "cat log"}), say("fine"), text="and now?"))
+    await until(lambda: said(agent, "fine"), "the next command works", limit_s=60)
+    assert (await results(agent))[-1][1]["output"] == "begun\nagain\n"
+    await boxes.container(agent, other_than=second)
+
+
+async def said(agent: Handle, text: str) -> bool:
+    """Whether this is the last thing that an agent's model said."""
+    return (await agent.texts())[-1:] == [text]
+
+
+async def test_many_commands_while_the_driving_replica_dies(boxes: Boxes, times: Times) -> None:
+    """Two replicas and a container for each agent; the one in front is killed in the middle. Each command runs once."""
+    agents, each = (3, 10) if times.name == "shrunk" else (10, 20)
+    await boxes.cluster.start(1, ROLES)
+    handles = []
+    for _ in range(agents):
+        calls = tuple(run(f"echo {number} >> ran; sleep 0.{number % 5}; echo it") for number in range(each))
+        handles.append(await boxes.agent(Answer(blocks=calls), say("done")))
+    containers = [await boxes.container(agent) for agent in handles]
+
+    async def some() -> bool:
+        return len((await boxes.inside(containers[0], "cat ran")).split()) > each // 4
+
+    await until(some, "some have run", limit_s=60)
+    boxes.cluster.front.kill_main()
+    boxes.go_to(next(one for one in boxes.cluster.replicas if one.alive))
+    for agent, container in zip(handles, containers, strict=True):
+        await agent.settled(within_s=180)
+        assert [value["output"] for _, value in await results(agent)] == ["it\n"] * each
+        ran = (await boxes.inside(container, "cat ran")).split()
+        assert sorted(ran, key=int) == [str(number) for number in range(each)]
+
+
+async def test_containers_of_deleted_agents_go_although_nobody_saw_it(boxes: Boxes, times: Times) -> None:
+    """The server dies, half of the agents are deleted by one that reaches no engine: exactly theirs are removed."""
+    count = 4 if times.name == "shrunk" else 20
+    agents = [await boxes.agent(Answer(blocks=(run(f"echo {n} > file"),)), say("kept")) for n in range(count)]
+    for agent in agents:
+        await agent.settled(within_s=180)
+    kept = {await boxes.container(agent) for agent in agents[: count // 2]}
+    assert len([thing for thing in await boxes.owned() if thing.kind == "container"]) == count
+    boxes.cluster.front.kill_main()
+    (blind,) = await boxes.cluster.start(1, ROLES, settings={"DOCKER_HOST": "off"})
+    client = boxes.cluster.client(blind)
+    for agent in agents[count // 2 :]:
+        await client.delete(agent.id)
+    assert len([thing for thing in await boxes.owned() if thing.kind == "container"]) == count
+    await boxes.server()
+
+    async def removed() -> bool:
+        return sorted(thing.kind for thing in await boxes.owned()) == ["container"] * len(kept) + ["volume"] * len(kept)
+
+    await until(removed, "what belongs to nobody is removed", limit_s=120)
+    read = embed(call("run_command", {"command": "cat file"}), say("read"), text="what is there?")
+    for number, agent in enumerate(agents[: count // 2]):
+        await boxes.client.send(agent.id, read)
+        await until(lambda agent=agent: said(agent, "read"), "it goes on", limit_s=60)  # type: ignore[misc]
+        assert (await results(agent))[-1][1]["output"] == f"{number}\n"
+    assert {await boxes.container(agent) for agent in agents[: count // 2]} == kept
+
+
+@pytest.mark.slow
+async def test_a_fork_bomb_and_a_flood_stay_in_their_containers(boxes: Boxes) -> None:
+    """Somebody else's commands go on, the server's memory and the volume stay small, and the agents can go on too."""
+    bomb = await boxes.agent(
+        Answer(blocks=(run("b() { b | b & sleep 600; }; b", wait_ms=500),)),
+        Answer(blocks=(call("stop_process", {"process_id": {"$result": 0, "path": ["process_id"]}}).blocks[0],)),
+        say("stopped"),
+    )
+    flood = await boxes.agent(
+        Answer(blocks=(run("head -c 1000M /dev/zero | tr '\\0' x; echo over > log"),)), say("flooded")
+    )
+    other = await boxes.agent(*([Answer(blocks=(run("echo here"),))] * 10), say("done"))
+    server = psutil.Process(boxes.cluster.front.pid)
+    before, most = server.memory_info().rss, 0
+
+    async def over() -> bool:
+        nonlocal most
+        most = max(most, server.memory_info().rss)
+        return await said(bomb, "stopped") and await said(flood, "flooded") and await said(other, "done")
+
+    await until(over, "all three are done", limit_s=180)
+    assert [value["output"] for _, value in await results(other)] == ["here\n"] * 10
+    assert most - before < 96 * MEGABYTE
+    box = await boxes.container(flood)
+    await boxes.has_lines(box, "log", ["over"])
+    used = int((await boxes.inside(box, "du -sk /home | cut -f1")).strip())
+    assert used < 140 * 1024
+    again = embed(call("run_command", {"command": "echo well"}), say("well"), text="how are you?")
+    for agent in (bomb, flood):
+        await boxes.client.send(agent.id, again)
+        await until(lambda agent=agent: said(agent, "well"), "the agent goes on", limit_s=120)  # type: ignore[misc]
+        assert (await results(agent))[-1][1]["output"] == "well\n"
