@@ -60,13 +60,16 @@ async def run(options: Options) -> Run:
     for measured in found.values():
         figures |= measured.figures
     return Run(
-        sizes={"rounds": options.rounds, "agents": AGENTS, "seconds": options.seconds, "idle": IDLE},
+        sizes={
+            "rounds": options.rounds, "agents": AGENTS, "seconds": options.seconds, "quiet_s": options.seconds * QUIET,
+            "idle": IDLE,
+        },
         figures=figures,
         postgres=cluster.facts,
         details={"stages_ms": {kind: measured.stages for kind, measured in found.items()}},
         skipped=skipped,
         wrong=wrong,
-    )
+    )  # fmt: skip
 
 
 async def _quiet(site: Site, options: Options, pids: Sequence[int] = ()) -> tuple[float, float]:

@@ -18,7 +18,7 @@ import asyncpg
 from bench.cluster import Database
 from bench.processes import Child, ChildFailed, Process
 from bench.servers import Server, server_environment
-from bench.usage import cpu_s
+from bench.usage import fine_cpu_s
 from omnara.access.tokens import TokenKind, generate
 from omnara.client import Client
 from omnara.clock import poll_until
@@ -169,7 +169,7 @@ class Site:
         """Do nothing for so long; return the processor time of the server and of other processes, in seconds."""
 
         def used() -> tuple[float, float]:
-            return cpu_s(self.server.pid), sum(cpu_s(pid) for pid in pids)
+            return fine_cpu_s(self.server.pid), sum(fine_cpu_s(pid) for pid in pids)
 
         before, begun = used(), time.monotonic()
         await asyncio.sleep(seconds)

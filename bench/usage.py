@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cpu_s", "rss_bytes"]
+__all__ = ["cpu_s", "fine_cpu_s", "rss_bytes"]
 
 
 def rss_bytes(pid: int | str) -> int:
@@ -17,3 +17,12 @@ def cpu_s(pid: int | str) -> float:
     """Return the seconds of processor time that a process has used. Raises FileNotFoundError when it is gone."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def fine_cpu_s(pid: int | str) -> float:
+    """Return the same to the nanosecond, of the threads that there are now. Raises FileNotFoundError when it is gone.
+
+    For processes that do next to nothing: the other one counts hundredths.
+    """
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text(encoding="ascii").split()[0]) for task in tasks) / 1e9

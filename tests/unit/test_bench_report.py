@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench import __main__ as command
@@ -14,6 +16,7 @@ from bench.contest import Score, ratio, slices_of
 from bench.machine import Commit, Machine, commit, machine
 from bench.options import Options
 from bench.report import Result, Run, judge, save, table, to_json
+from bench.usage import fine_cpu_s
 from bench.verify import Counted, double_executions, wrong_with
 
 
@@ -159,3 +162,17 @@ def test_the_json_is_the_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert command.main(["steps", "--seconds", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["ratio_raw"] == 0.1
     assert command.main(["steps", "--seconds", "4", "--check"]) == 1
+
+
+def test_what_was_not_measured_is_told_with_its_reason() -> None:
+    run = Run(sizes={}, figures={"docker_ms_p50": None}, skipped={"docker": "no engine"})
+    made = msgspec.structs.replace(result({}), run=run)
+    assert "not measured: docker: no engine" in table(made)
+    assert json.loads(to_json(made))["skipped"] == {"docker": "no engine"}
+    assert made.passed
+
+
+def test_a_quiet_process_is_measured_finely() -> None:
+    before = fine_cpu_s(os.getpid())
+    assert sum(range(200_000)) > 0
+    assert 0 < fine_cpu_s(os.getpid()) - before < 60
