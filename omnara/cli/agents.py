@@ -35,6 +35,8 @@ def command() -> None:
 @click.option("--model", required=True, help="Configured model, or PROVIDER/SLUG.")
 @click.option("--system", "system_prompt", default="You are a helpful assistant.", help="System prompt.")
 @click.option("--tool", "tools", multiple=True, help="Built-in tool, such as web_fetch. May be repeated.")
+@click.option("--machine", "machines", multiple=True, help="Machine that it runs commands on, by name or id.")
+@click.option("--pool", "pools", multiple=True, help="Pool from which it gets a machine of its own, by name or id.")
 @click.option("-m", "--message", help="First message; without one the agent waits.")
 @click.option("--name", help="Name for lists.")
 @click.option("--follow", is_flag=True, help="Print events until the turn is over.")
@@ -43,21 +45,30 @@ def launch(
     model: str,
     system_prompt: str,
     tools: tuple[str, ...],
+    machines: tuple[str, ...],
+    pools: tuple[str, ...],
     message: str | None,
     name: str | None,
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Launch an agent and print its id.
+    """Launch an agent and print its id. The tools for machines come with --machine and --pool.
 
     \b
-    Example:
+    Examples:
       omnara agents launch --model anthropic/claude-sonnet-4-6 --tool web_fetch -m "Summarise https://example.com"
+      omnara agents launch --model anthropic/claude-sonnet-4-6 --machine laptop -m "Which files are here?" --follow
     """
+    sources = [*({"machine": one} for one in machines), *({"pool": one} for one in pools)]
 
     async def work(client: Client) -> None:
         launched = await client.launch(
-            model=model, system_prompt=system_prompt, tools=tools, message=message, name=name
+            model=model,
+            system_prompt=system_prompt,
+            tools=tools,
+            machine_sources=sources,
+            message=message,
+            name=name,
         )
         if as_json:
             print_json(launched)
@@ -89,8 +100,16 @@ def describe(event: Event) -> str:
         calls = ", ".join(str(call["name"]) for call in event.tool_calls)
         return f"model    {shown}{f'  → {calls}' if calls else ''}{'' if event.stop_reason != 'error' else '  (error)'}"
     if event.kind == "tool_result":
-        return f"result   {event.outcome}: {shown}"
+        return f"result   {event.outcome}: {shown or value_words(event)}"
     return f"{(event.input_kind or event.kind):<8} {shown}"
+
+
+def value_words(event: Event) -> str:
+    """Return what a command wrote, or else what a tool told in other ways than text, in one line for a terminal."""
+    value = next((value for value in event.values if isinstance(value, dict)), {})
+    told = (f"{key} {found}" for key, found in value.items() if found and key != "process_id")
+    words = " ".join(str(value.get("output", "")).split()) or ", ".join(told)
+    return words if len(words) <= 100 else f"{words[:99]}…"
 
 
 @command.command("list")

@@ -7,7 +7,8 @@ import msgspec
 
 from omnara.cli.calling import with_client
 from omnara.cli.output import json_option, print_json, print_line, print_table
-from omnara.client import Client, ConnectedMachine, DaemonToken, Machine
+from omnara.client import Client, ConnectedMachine, DaemonToken, Machine, MachinePool
+from omnara.settings import load
 
 
 @click.group("machines")
@@ -23,6 +24,7 @@ def command() -> None:
       omnara machines list
       omnara machines tokens mch_…
       omnara machines delete mch_…
+      omnara machines pools create cloud --provider docker
     """
 
 
@@ -68,7 +70,8 @@ def connect(name: str, projects: tuple[str, ...], as_json: bool) -> None:
         print_json(made)
         return
     print_line(made.machine.id, err=True)
-    print_line("on the machine: OMNARA_MACHINE_TOKEN=… omnara daemon install --api-url URL-OF-THE-SERVER", err=True)
+    print_line("on that computer, with the token in place of …:", err=True)
+    print_line(f"curl -fsS {load().url}/install/omnarad.sh | OMNARA_MACHINE_TOKEN=… sh", err=True)
     print_line(made.token)
 
 
@@ -111,4 +114,59 @@ def tokens(machine: str, name: str | None, revoke: str | None, as_json: bool) ->
 def delete(machine: str) -> None:
     """End a machine that somebody connected: its daemon, its commands, its tokens."""
     with_client(lambda client: client.machines.delete(machine))
+    click.echo("deleted")
+
+
+@command.group("pools")
+def pools() -> None:
+    """Make, list and delete pools, from which agents get machines of their own.
+
+    \b
+    Examples:
+      omnara machines pools create cloud --provider docker --network bridge
+      omnara machines pools list
+    """
+
+
+@pools.command("create")
+@click.argument("name")
+@click.option("--provider", type=click.Choice(("docker", "local")), required=True, help="Containers, or directories.")
+@click.option("--image", help="Image of its containers. Default: omnara-sandbox.")
+@click.option("--network", help="Network of its containers. Default: none.")
+@click.option("--max-machines", type=click.IntRange(1), default=10, show_default=True, help="Most machines at once.")
+@json_option
+def create_pool(
+    name: str, provider: str, image: str | None, network: str | None, max_machines: int, as_json: bool
+) -> None:
+    """Make a pool that the key's project may use, and print its id. The same again changes nothing.
+
+    \b
+    Example:
+      omnara machines pools create cloud --provider docker --image python:3.13-slim
+    """
+    config = {key: value for key, value in (("image", image), ("network", network)) if value is not None}
+    made: MachinePool = with_client(
+        lambda client: client.machines.create_pool(name, provider=provider, config=config, max_machines=max_machines)
+    )
+    print_json(made) if as_json else print_line(made.id)
+
+
+@pools.command("list")
+@json_option
+def list_pools(as_json: bool) -> None:
+    """List the pools of the organization, newest first."""
+    found: list[MachinePool] = with_client(lambda client: client.machines.pools())
+    if as_json:
+        print_json(found)
+        return
+    columns = ("id", "name", "provider", "max_total_machines", "created_at")
+    print_table(columns, [msgspec.structs.asdict(pool) for pool in found], empty="no pools")
+
+
+@pools.command("delete")
+@click.argument("pool")
+@click.confirmation_option(prompt="End all machines of this pool and delete it?")
+def delete_pool(pool: str) -> None:
+    """End a pool with all its machines and what runs on them. POOL is an id."""
+    with_client(lambda client: client.machines.delete_pool(pool))
     click.echo("deleted")

@@ -3,7 +3,7 @@
 from omnara.client.client import Client
 from omnara.client.errors import ApiError, ClientError, ServerUnreachable, StreamBroken
 from omnara.client.files import file_block
-from omnara.client.machines import ConnectedMachine, DaemonToken, Machine, Machines, NewDaemonToken
+from omnara.client.machines import ConnectedMachine, DaemonToken, Machine, MachinePool, Machines, NewDaemonToken
 from omnara.client.stream import EventStream, StreamItem
 from omnara.client.turns import turn_is_over
 from omnara.client.types import (
@@ -35,6 +35,7 @@ __all__ = [
     "Launched",
     "Links",
     "Machine",
+    "MachinePool",
     "Machines",
     "NewDaemonToken",
     "ServerUnreachable",

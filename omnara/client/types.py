@@ -90,6 +90,11 @@ class Event(msgspec.Struct, frozen=True, rename={"kind": "event_kind"}):
         return "\n".join(block.get("text", "") for block in self.content_blocks if block.get("type") == "text")
 
     @property
+    def values(self) -> list[Any]:
+        """The JSON values that a tool told, such as what became of a command."""
+        return [block.get("value") for block in self.content_blocks if block.get("type") == "structured_data"]
+
+    @property
     def tool_calls(self) -> list[dict[str, Any]]:
         """The calls that a model output asks for: `tool_call_id`, `tool_type`, `name`, `input`."""
         return [block for block in self.content_blocks if block.get("type") == "tool_call"]

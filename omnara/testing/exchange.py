@@ -71,9 +71,13 @@ class Exchange:
         except ScriptError as error:
             log.close(entry, "script_error", status=500, detail=str(error))
             return self._error(replace(self._wire.status_problem(500), message=f"script: {error}"), {})
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             log.close(entry, "stopped" if self._host.closing.is_set() else "gone")
             raise
+        except ConnectionError:
+            # The client went away a moment before its handler is cancelled. Raised, it would be printed as our fault.
+            log.close(entry, "stopped" if self._host.closing.is_set() else "gone")
+            return web.Response(status=500)
         except Exception as error:
             # A bug in a test's own script: aiohttp answers 500 and logs the traceback.
             log.close(entry, "script_error", status=500, detail=repr(error))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import click
 
 from omnara.cli.chat.pick import complete_agent, find, latest
 from omnara.cli.output import print_line, run
-from omnara.client import Client
+from omnara.client import Client, Launched
 from omnara.errors import ConfigurationError
 from omnara.settings import load
 
@@ -25,9 +27,18 @@ PIPED_RETRY_S = 60.0
 @click.option("--model", help="Launch a new agent with this model: a configured one, or PROVIDER/SLUG.")
 @click.option("--system", default="You are a helpful assistant.", show_default=True, help="New agent: system prompt.")
 @click.option("--tool", "tools", multiple=True, help="New agent: a built-in tool, such as web_fetch. May be repeated.")
+@click.option("--machine", "machines", multiple=True, help="New agent: a machine that it runs commands on.")
+@click.option("--pool", "pools", multiple=True, help="New agent: a pool from which it gets a machine of its own.")
 @click.option("--name", help="New agent: its name.")
 def command(
-    agent: str | None, last: bool, model: str | None, system: str, tools: tuple[str, ...], name: str | None
+    agent: str | None,
+    last: bool,
+    model: str | None,
+    system: str,
+    tools: tuple[str, ...],
+    machines: tuple[str, ...],
+    pools: tuple[str, ...],
+    name: str | None,
 ) -> int:
     """Talk to AGENT: its id, its name, or the beginning of either.
 
@@ -59,7 +70,14 @@ def command(
     async def main() -> int:
         retry_s = TERMINAL_RETRY_S if on_terminal else PIPED_RETRY_S
         async with Client(settings.url, key, retry_for_s=retry_s) as client:
-            chosen = await _choose(client, agent, model, system=system, tools=tools, name=name)
+            launch = partial(
+                client.launch,
+                system_prompt=system,
+                tools=tools,
+                machine_sources=[*({"machine": one} for one in machines), *({"pool": one} for one in pools)],
+                name=name,
+            )
+            chosen = await _choose(client, agent, model, launch)
             if on_terminal:
                 return await _on_terminal(client, chosen)
             if model is not None:
@@ -76,13 +94,13 @@ def _message() -> str:
 
 
 async def _choose(
-    client: Client, agent: str | None, model: str | None, *, system: str, tools: tuple[str, ...], name: str | None
+    client: Client, agent: str | None, model: str | None, launch: Callable[..., Awaitable[Launched]]
 ) -> str:
     if agent is not None:
         return await find(client, agent)
     if model is None:
         return await latest(client)
-    return (await client.launch(model=model, system_prompt=system, tools=tools, name=name)).id
+    return (await launch(model=model)).id
 
 
 async def _on_terminal(client: Client, agent: str) -> int:

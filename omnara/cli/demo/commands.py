@@ -81,8 +81,7 @@ def _runs(call: dict[str, Any]) -> bool:
 
 def _values(event: Event) -> list[dict[str, Any]]:
     """The JSON objects of a tool result."""
-    values = [block.get("value") for block in event.content_blocks if block.get("type") == "structured_data"]
-    return [value for value in values if isinstance(value, dict)]
+    return [value for value in event.values if isinstance(value, dict)] if event.kind == "tool_result" else []
 
 
 def _not_started(events: Sequence[Event]) -> set[str]:
@@ -91,15 +90,12 @@ def _not_started(events: Sequence[Event]) -> set[str]:
         str(event.tool_call_id)
         for event in events
         for value in _values(event)
-        if event.kind == "tool_result" and not NOT_RUN.isdisjoint({value.get("error"), value.get("error_code")})
+        if not NOT_RUN.isdisjoint({value.get("error"), value.get("error_code")})
     }
 
 
 def _unknown(events: Sequence[Event]) -> set[str]:
     """Processes of which the agent was told that nobody knows what became of them."""
     return {
-        str(value.get("process_id"))
-        for event in events
-        for value in _values(event)
-        if event.kind == "tool_result" and value.get("state") == "unknown"
+        str(value.get("process_id")) for event in events for value in _values(event) if value.get("state") == "unknown"
     }

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from omnara.cli.agents import value_words
 from omnara.cli.demo.commands import Commands
 from omnara.cli.demo.verdict import Verdict
 from omnara.client import Event
@@ -92,18 +93,8 @@ def _describe(event: Event) -> str:
         names = ", ".join(f"{name} × {count}" if count > 1 else name for name, count in calls.items())
         return f"model    {text}{'  → ' + names if names else ''}"
     if event.kind == "tool_result":
-        return f"result   {event.outcome}: {text or _structured(event)}"
+        return f"result   {event.outcome}: {text or value_words(event)}"
     return f"{_INPUTS.get(event.input_kind or '', event.kind):<8} {text}"
-
-
-def _structured(event: Event) -> str:
-    """What a command told, or what is the matter with it."""
-    values = [block.get("value") for block in event.content_blocks if block.get("type") == "structured_data"]
-    value = values[0] if values and isinstance(values[0], dict) else {}
-    words = " ".join(str(value.get("output", "")).split())
-    return words[:200] or ", ".join(
-        f"{name} {found}" for name, found in value.items() if found and name != "process_id"
-    )
 
 
 _INPUTS = {"content": "message", "config_change": "config", "interaction_response": "answer", "control": "control"}
