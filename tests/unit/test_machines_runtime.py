@@ -10,7 +10,7 @@ import pytest
 
 from omnara.machines import wire
 from omnara.machines.link import LinkClosed
-from omnara.machines.processes import HomeLost
+from omnara.machines.processes import HomeLost, ProcessRecord
 from omnara.machines.runtime import Runtime, Timing
 from tests.support.by_frame import ByFrame, connected, directive, offer
 from tests.support.scripted_home import ENDED_AT, STARTED_AT, ScriptedHome
@@ -69,6 +69,29 @@ async def test_first_output_of_a_command_that_goes_on_is_told_before_its_wait_is
         await server.acknowledge(report_id)
         await until(lambda: not runtime.busy, "nothing is left to do")
     assert home.acknowledged == [("prc_a", "started"), ("prc_a", "exit")]
+    await runtime.close()
+
+
+async def test_the_end_that_was_seen_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question to a home is a way into a container; how a command ended never changes."""
+    home = ScriptedHome()
+    runtime = runtime_of(home)
+    watch, asked = home.watch, []
+
+    async def counted(process_id: str, known_end: int, wait_s: float) -> ProcessRecord:
+        asked.append(process_id)
+        return await watch(process_id, known_end, wait_s)
+
+    monkeypatch.setattr(home, "watch", counted)
+    async with connected(runtime) as server:
+        await server.run("prc_a")
+        await until(lambda: home.all["prc_a"].executions == 1, "it runs")
+        home.ends("prc_a", 3)
+        for _ in range(2):
+            report_id, event = await server.expect_report(wire.ProcessFinished)
+            assert event.exit_code == 3
+            await server.send(wire.ReportAck(ack_status="transient_error", report_id=report_id, error_code="later"))
+    assert asked == []
     await runtime.close()
 
 

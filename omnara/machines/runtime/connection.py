@@ -142,17 +142,17 @@ class Connection:
             slot = await self._outbox.next()
             event = slot.event
             if event is None:
-                event = await self._end(slot.process_id)
+                event = await self._end(slot)
             await self._out.put(wire.Report(report_id=slot.report_id, event=event))
 
-    async def _end(self, process_id: str) -> wire.Event:
+    async def _end(self, slot: Slot) -> wire.Event:
         try:
-            record = await self._home.watch(process_id, 0, 0)
-            if record.exit is None:
+            ended = slot.ended or (await self._home.watch(slot.process_id, 0, 0)).exit
+            if ended is None:
                 raise LinkClosed(1011, "a process that was over runs again")
-            return await finished_event(self._home, process_id, record.exit)
+            return await finished_event(self._home, slot.process_id, ended)
         except KeyError:
-            return lost_event(process_id)
+            return lost_event(slot.process_id)
 
     async def _settle(self) -> None:
         """Keep acknowledgements, one after the other; a report is forgotten only when its acknowledgement is kept."""

@@ -191,7 +191,7 @@ class Lives:
             life.running = False
         life.over = True
         if not life.released:
-            self._outbox.add(life.process_id, "exit", "home")
+            self._outbox.add(life.process_id, "exit", "home", ended=record.exit)
 
     def _lost(self, life: Life) -> None:
         life.over = True

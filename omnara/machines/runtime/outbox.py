@@ -1,7 +1,7 @@
 """The reports that the server has not acknowledged, in order: per process one at a time, over all a bounded number.
 
 Only slots are kept here, not what a report of an end says: its output is read again for each sending, so that a
-thousand finished commands cost no memory while the line is down. Source: machines.md §6.
+thousand finished commands cost little memory while the line is down. Source: machines.md §6.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from omnara.clock import monotonic
 from omnara.machines import wire
+from omnara.machines.processes import ExitRecord
 
 __all__ = ["Outbox", "Slot"]
 
@@ -27,17 +28,21 @@ class Slot:
     """One report of one process: `started`, `exit`, or an action's id.
 
     `scope`: `home` is derived from the home again after anything; `memory` lives as long as this runtime; `connection`
-    ends with the line, because the server then asks again. `event` is the frozen report, None for one made when sent.
+    ends with the line, because the server then asks again. `event` is the frozen report, None for one made when sent,
+    for which `ended` is the exit record if it was seen already: it never changes.
     `since`: when it was sent, or is to be sent again.
     """
 
-    __slots__ = ("event", "failures", "name", "process_id", "report_id", "scope", "since", "state")
+    __slots__ = ("ended", "event", "failures", "name", "process_id", "report_id", "scope", "since", "state")
 
-    def __init__(self, process_id: str, name: str, scope: Scope, event: wire.Event | None) -> None:
+    def __init__(
+        self, process_id: str, name: str, scope: Scope, event: wire.Event | None, ended: ExitRecord | None
+    ) -> None:
         self.process_id = process_id
         self.name = name
         self.scope = scope
         self.event = event
+        self.ended = ended
         self.report_id = ""
         self.state: Literal["waiting", "sent", "parked"] = "waiting"
         self.since = 0.0
@@ -71,7 +76,15 @@ class Outbox:
         """Return the slot, if it is here."""
         return next((slot for slot in self._slots.get(process_id, ()) if slot.name == name), None)
 
-    def add(self, process_id: str, name: str, scope: Scope, event: wire.Event | None = None) -> None:
+    def add(
+        self,
+        process_id: str,
+        name: str,
+        scope: Scope,
+        event: wire.Event | None = None,
+        *,
+        ended: ExitRecord | None = None,
+    ) -> None:
         """Have a report sent. One that is here stays as it is; an end replaces a start that was not sent yet."""
         if self.find(process_id, name) is not None:
             return
@@ -79,7 +92,7 @@ class Outbox:
             started = self.find(process_id, "started")
             if started is not None and started.state == "waiting" and not started.report_id:
                 self._remove(started)
-        self._slots.setdefault(process_id, []).append(Slot(process_id, name, scope, event))
+        self._slots.setdefault(process_id, []).append(Slot(process_id, name, scope, event, ended))
         self._changed.set()
 
     @property
