@@ -161,9 +161,14 @@ async def fall_asleep(connection: Connection, machine_id: UUID) -> bool:
     return await connection.fetchval(_SQL["fall_asleep"], machine_id) is not None
 
 
-async def claim_wakes(connection: Connection, reach: Sequence[tuple[str, str]], wake_s: float) -> list[PlacedMachine]:
-    """Take sleeping machines that have something to do, for `wake_s` seconds. Commits by itself."""
-    return [_machine(row) for row in await connection.fetch(_SQL["claim_wakes"], *_pairs(reach), wake_s)]
+async def claim_wakes(
+    connection: Connection, reach: Sequence[tuple[str, str]], wake_s: float, pause_s: float
+) -> list[PlacedMachine]:
+    """Take sleeping machines that have something to do, for `wake_s` seconds; `pause_s` after each failed attempt.
+
+    Commits by itself.
+    """
+    return [_machine(row) for row in await connection.fetch(_SQL["claim_wakes"], *_pairs(reach), wake_s, pause_s)]
 
 
 async def woken(connection: Connection, machine: PlacedMachine) -> bool:

@@ -102,7 +102,7 @@ class Jobs:
             probes.hit("machine_removed", machine_id=claimed.id)
 
     async def wake(self, machine: PlacedMachine) -> None:
-        """Wake a sleeping machine that has something to do."""
+        """Wake a sleeping machine that has something to do; one whose place is gone gets another."""
         try:
             try:
                 async with asyncio.timeout(WAKE_S):
@@ -110,7 +110,8 @@ class Jobs:
                     await provider.wake(await self._reached.spec(machine), machine.resource_id or "")
             except (ProviderUnavailable, TimeoutError) as error:
                 log.warning("a machine was not woken", machine_id=str(machine.id), error=str(error))
-                await idle.wake_failed(self._deps, machine)
+                if not await self._reached.replace_lost(machine):
+                    await idle.wake_failed(self._deps, machine)
                 return
             await idle.woken(self._deps, machine)
             probes.hit("machine_woken", machine_id=machine.id)

@@ -124,8 +124,20 @@ class Reached:
             return False
         if state != "terminated" and not self._stuck(machine.id, running=state == "running"):
             return False
-        why = "its container ended" if state == "terminated" else "its container did not answer"
         self._silent.pop(machine.id, None)
+        why = "its container ended" if state == "terminated" else "its container did not answer"
+        return await self._replace(machine, why)
+
+    async def replace_lost(self, machine: PlacedMachine) -> bool:
+        """Replace a sleeping machine's container if it is gone; False when it is there, or nobody can tell."""
+        try:
+            state, _ = await self.provider(machine.provider).inspect(await self.spec(machine), machine.resource_id)
+        except ProviderUnavailable:
+            self.lose(machine.provider)
+            return False
+        return state == "terminated" and await self._replace(machine, "its container ended while it slept")
+
+    async def _replace(self, machine: PlacedMachine, why: str) -> bool:
         done = await provisioning.replace(
             self._deps, machine.id, machine.generation,
             f"{why} and was replaced; what ran in it is lost, its files in the agent's directory are there",

@@ -148,14 +148,17 @@ where id = $1 and lifecycle_state = 'active' returning id;
 
 -- name: claim_wakes
 -- Sleeping machines of these places ($1, $2 parallel) that have something to do and that nobody is waking: ours to wake for
--- $3 seconds. Index: processes_queued, process_actions_open, machines_pkey.
+-- $3 seconds. After attempts that came to nothing the next one waits $4 for each, for five at most: what is to be done gives
+-- up in its own time.
+-- Index: processes_queued, process_actions_open, machines_pkey.
 with c as materialized (
   select m.id from machines m
   where m.id = any(array(
       select machine_id from processes where state = 'queued'
       union select machine_id from process_actions where state in ('queued', 'accepted') and state = 'queued'))
     and m.asleep_since is not null and m.lifecycle_state = 'active' and m.source_kind = 'pool'
-    and m.wake_attempts < 3 and (m.wake_until is null or m.wake_until < statement_timestamp())
+    and (m.wake_until is null
+         or m.wake_until < statement_timestamp() - make_interval(secs => least(m.wake_attempts, 5) * $4::float8))
     and exists (select from unnest($1::text[], $2::text[]) as h (provider, host)
                 where h.provider = m.provider and h.host = coalesce(m.resource_host, ''))
   order by m.id limit 40 for no key update of m skip locked)
@@ -171,8 +174,8 @@ update machines set asleep_since = null, wake_until = null, wake_attempts = 0, u
 where id = $1 and lifecycle_version = $2 and asleep_since is not null returning id;
 
 -- name: wake_failed
--- A wake came to nothing: it keeps what waits no longer from giving up. Index: machines_pkey.
-update machines set wake_until = null where id = $1 and lifecycle_version = $2 and asleep_since is not null;
+-- A wake came to nothing: from now on it keeps what waits no longer from giving up. Index: machines_pkey.
+update machines set wake_until = statement_timestamp() where id = $1 and lifecycle_version = $2 and asleep_since is not null;
 
 -- name: machine_at
 -- All that its provider has to know of a machine. Index: machines_pkey, machine_pools_pkey.

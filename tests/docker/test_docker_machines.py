@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -10,6 +11,7 @@ import pytest_asyncio
 
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.machines.providers.docker import DockerProvider
+from omnara.machines.providers.protocol import ProvisionFailed
 from tests.contract.server import invariants_hold
 from tests.support.docker_engine import BUSYBOX_IMAGE, machine_spec
 from tests.support.docker_fleet import Fleet, Held, fleet, remove_everything
@@ -112,7 +114,8 @@ async def test_an_idle_machine_goes_and_one_with_a_command_stays(replica: Fleet)
     assert (await busy.process(process_id))["state"] == "running"
 
 
-async def test_a_machine_sleeps_and_a_command_wakes_it(replica: Fleet, provider: DockerProvider) -> None:
+async def asleep(replica: Fleet, provider: DockerProvider) -> Held:
+    """A machine with a file that fell asleep because nothing happened."""
     held = await replica.machine(BUSYBOX_IMAGE, provider_options='{"sleep_after_ms": 30000}')
     await held.run("echo one >file")
     await replica.fetch(
@@ -121,13 +124,30 @@ async def test_a_machine_sleeps_and_a_command_wakes_it(replica: Fleet, provider:
         held.machine.id,
     )
 
-    async def asleep() -> bool:
+    async def paused() -> bool:
         async with provider.engine.call() as docker:
             shown = await docker.containers.container((await held.row())["resource_id"]).show()
         return bool(shown["State"]["Status"] == "paused")
 
-    await until(asleep, "the container is paused", limit_s=10)
+    await until(paused, "the container is paused", limit_s=10)
     assert (await held.row())["asleep_since"] is not None
+    return held
+
+
+async def test_a_machine_whose_container_ended_in_its_sleep_gets_another(
+    replica: Fleet, provider: DockerProvider
+) -> None:
+    held = await asleep(replica, provider)
+    async with provider.engine.call() as docker:
+        await docker.containers.container((await held.row())["resource_id"]).delete(force=True)
+    await held.run('[ "$(cat file)" = one ]')
+    machine = await held.row()
+    assert (machine["asleep_since"], machine["wake_attempts"], machine["generation"]) == (None, 0, 2)
+    assert "while it slept" in machine["lifecycle_reason_message"]
+
+
+async def test_a_machine_sleeps_and_a_command_wakes_it(replica: Fleet, provider: DockerProvider) -> None:
+    held = await asleep(replica, provider)
     began = time.monotonic()
     await held.run('[ "$(cat file)" = one ]')
     assert time.monotonic() - began < 5
@@ -143,7 +163,8 @@ async def test_orphans_are_removed_and_what_has_a_machine_is_not(replica: Fleet,
     orphan = machine_spec(BUSYBOX_IMAGE)
     orphan = type(orphan)(**{name: getattr(orphan, name) for name in orphan.__struct_fields__} | {
         "installation_id": installation, "machine_id": machine_id})  # fmt: skip
-    await provider.provision(orphan)
+    with contextlib.suppress(ProvisionFailed):  # it may be removed before it was waited for
+        await provider.provision(orphan)
 
     async def gone() -> bool:
         return machine_id not in {thing.machine_id for thing in await provider.owned(installation)}

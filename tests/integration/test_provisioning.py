@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from omnara.engine.machines.sweeps import sweep
 from omnara.machines.processes import Home
 from omnara.machines.providers.protocol import (
     MachineSpec,
@@ -105,6 +106,16 @@ async def replica(database: str, place: Place) -> AsyncIterator[Fleet]:
             await made.stop()
 
 
+async def driven(held: Held) -> None:
+    """Wait until a machine is online."""
+
+    async def online() -> bool:
+        query = "select state from machine_connections where machine_id = $1"
+        return bool((await held.fleet.fetch(query, held.machine.id))[0]["state"] == "online")
+
+    await until(online, "it is driven", limit_s=10)
+
+
 def failing(times: int, what: str, error: Callable[[], Exception]) -> Callable[[str, MachineSpec], None]:
     left = times
 
@@ -190,19 +201,14 @@ async def test_removal_is_tried_until_it_succeeds(replica: Fleet, place: Place) 
 async def test_a_lost_place_is_replaced_once_under_the_same_machine(replica: Fleet, place: Place) -> None:
     held = await replica.machine("image")
     first = await held.until_state("active")
-
-    async def online() -> bool:
-        query = "select state from machine_connections where machine_id = $1"
-        return bool((await replica.fetch(query, held.machine.id))[0]["state"] == "online")
-
-    await until(online, "it is driven", limit_s=10)
+    await driven(held)
     place.machines.clear()
     place.homes[first["resource_id"]].gone = True
     await held.queue("echo hello")
     second = await held.until_state("active", generation=2)
     assert second["lifecycle_version"] > first["lifecycle_version"]
     assert "replaced" in second["lifecycle_reason_message"]
-    await until(online, "it is driven again", limit_s=10)
+    await driven(held)
     assert place.made == 2
 
 
@@ -230,6 +236,61 @@ async def test_a_worker_that_dies_in_the_middle_is_followed_by_another(
     row = await held.until_state("active")
     assert row["generation"] == 1
     assert place.made == 1
+
+
+async def asleep(replica: Fleet, place: Place) -> Held:
+    """A machine that fell asleep because nothing happened on it."""
+    held = await replica.machine("image", provider_options='{"sleep_after_ms": 30000}')
+    await held.until_state("active")
+    await driven(held)
+    await replica.fetch(
+        "update machines set last_activity_at = now() - interval '1 hour', activated_at = now() - interval '1 hour'"
+        " where id = $1",
+        held.machine.id,
+    )
+    await until(lambda: "sleep" in place.calls, "it is put to sleep", limit_s=10)
+    return held
+
+
+async def test_a_wake_that_fails_is_tried_again_however_often(replica: Fleet, place: Place) -> None:
+    """The attempts come further and further apart; the command waits for them all."""
+    held = await asleep(replica, place)
+    place.before = failing(6, "wake", lambda: ProviderUnavailable("not now"))
+    process_id = await held.queue("echo here")
+    await until(lambda: place.calls.count("wake") >= 7, "it is tried seven times", limit_s=60)
+    assert (await held.process(process_id))["state"] != "failed", "its time was not over"
+
+    async def awake() -> bool:
+        return (await held.row())["asleep_since"] is None
+
+    await until(awake, "it is awake", limit_s=10)
+    assert (await held.row())["wake_attempts"] == 0
+
+
+async def test_a_wake_that_never_succeeds_lets_what_waits_give_up_in_its_time(database: str, place: Place) -> None:
+    """And the next command is another reason to try."""
+    async with api_server(database, **QUICK, machine_grace_s=1.0) as server:
+        replica = Fleet(server, place, TIMES)  # type: ignore[arg-type]
+        await replica.start()
+        try:
+            held = await asleep(replica, place)
+            place.before = failing(10**6, "wake", lambda: ProviderUnavailable("not now"))
+            process_id = await held.queue("echo never")
+
+            async def given_up() -> bool:
+                await sweep(server.deps)
+                return bool((await held.process(process_id))["state"] == "failed")
+
+            await until(given_up, "it is given up", limit_s=10)
+            row = await held.process(process_id)
+            assert row["reason_code"] == "machine_unreachable"
+            assert (await held.row())["lifecycle_state"] == "active"
+            place.before = None
+            await held.queue("echo here")
+            before = len(place.calls)
+            await until(lambda: "wake" in place.calls[before:], "it is tried again", limit_s=10)
+        finally:
+            await replica.stop()
 
 
 async def test_two_replicas_and_many_machines(replica: Fleet, place: Place, database: str) -> None:

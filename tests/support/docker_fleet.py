@@ -28,6 +28,7 @@ TIMES = Times(
     removals_s=(0.2, 0.2, 0.2, 0.2),
     unavailable_s=0.2,
     look_s=0.1,
+    wake_pause_s=0.05,
     observe_s=0.3,
     upkeep_s=0.3,
     minute_s=0.02,

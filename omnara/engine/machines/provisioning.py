@@ -47,6 +47,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     unavailable_s: float = 5.0
     """How soon a place is asked again that could not be asked."""
     wake_s: float = 120.0
+    wake_pause_s: float = 1.0
     look_s: float = 1.0
     observe_s: float = 15.0
     """Between two looks for containers that ended while nobody spoke to them; who speaks to one knows at once."""
