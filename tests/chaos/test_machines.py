@@ -213,6 +213,88 @@ async def test_the_first_machine_dies_and_the_second_does_the_job(floor: Floor) 
         assert len(await results(agent)) == 2
 
 
+async def test_a_machine_comes_back_after_its_power_was_gone(floor: Floor) -> None:
+    """What ran then is known to be unknown, is not run again, and what it had said can still be read."""
+    machine = await floor.machine()
+    await floor.cluster.only_worker()
+    async with floor.daemon(machine, "laptop") as daemon:
+        agent = await floor.agent([machine], Answer(blocks=(run(f"echo up; {HELD}"),)), say("started"))
+        await floor.client.send(agent.id, "go")
+        await until(lambda: said(agent, "started"), "it has begun", limit_s=30)
+        [(_, value)] = await results(agent)
+        assert (value["state"], value["output"]) == ("running", "up\n")
+        daemon.die()
+        daemon.start()
+        await floor.until_states(agent, "unknown", limit_s=floor.times.back_s)
+        [row] = await floor.processes(agent)
+        assert row["reason_code"] == "local_process_missing_after_daemon_reconnect"
+        read = call("read_process", {"process_id": value["process_id"], "cursor": 0})
+        await floor.client.send(agent.id, embed(read, say("read"), text="what did it say?"))
+        await until(lambda: said(agent, "read"), "the output was read", limit_s=30)
+        (_, value) = (await results(agent))[-1]
+        assert (value["output"], value["state"], value["exit_code"]) == ("up\n", "unknown", None)
+        assert daemon.lines("log") == ["begun"]
+
+
+async def test_a_read_that_waits_outlives_its_daemon(floor: Floor) -> None:
+    """It is asked again of the next one, from where it was to begin: nothing of the output is passed over."""
+    machine = await floor.machine()
+    await floor.cluster.only_worker()
+    async with floor.daemon(machine, "laptop") as daemon:
+        reading = Call("read_process", {"process_id": FIRST, "wait_ms": 10_000})
+        agent = await floor.agent(
+            [machine], Answer(blocks=(run(f"echo up; {HELD}"),)), Answer(blocks=(reading,)), say("read")
+        )
+        await floor.client.send(agent.id, "go")
+
+        async def accepted() -> bool:
+            query = "select exists (select from process_actions where agent_id = $1 and state = 'accepted')"
+            return bool(await floor.cluster.sql.fetchval(query, agent.uuid))
+
+        await until(accepted, "the machine reads", limit_s=30)
+        daemon.kill()
+        let_end(daemon)
+        await over(daemon)
+        daemon.start()
+        await until(lambda: said(agent, "read"), "the output was read", limit_s=floor.times.back_s)
+        started, read = await results(agent)
+        assert (started[1]["output"], read[1]["output"]) == ("up\n", "the end\n")
+        assert read[1]["cursor"] == started[1]["next_cursor"]
+        assert daemon.lines("log") == ["begun", "over"]
+
+
+async def test_a_cancel_reaches_the_machine_when_its_line_is_back(floor: Floor) -> None:
+    """What waits is taken back and never runs, what runs for the cancelled call is ended, the background goes on."""
+    machine = await floor.machine()
+    await floor.cluster.only_worker()
+    async with relay(floor.cluster.front) as cable, floor.daemon(machine, "laptop", cable.url) as daemon:
+        behind = await floor.agent([machine], Answer(blocks=(run(HELD, wait_ms=1),)), say("started"))
+        await floor.client.send(behind.id, "go")
+        await until(lambda: said(behind, "started"), "the background runs", limit_s=30)
+        kept = "echo $$ > pid; echo begun >> canceled; while :; do sleep 0.05; done"
+        agent = await floor.agent([machine], Answer(blocks=(run(kept), run("echo never >> never"))), say("never"))
+        await floor.client.send(agent.id, "go")
+        await until(lambda: daemon.lines("canceled") == ["begun"], "it runs", limit_s=30)
+        await until(lambda: daemon.lines("never") == ["never"], "both have run", limit_s=30)
+        pid = int(daemon.lines("pid")[0])
+        queued = await floor.agent([machine], Answer(blocks=(run("echo late >> late"),)), say("never"))
+        cable.pull()
+        await floor.client.send(queued.id, "go")
+        await floor.until_states(queued, "queued")
+        for one in (agent, queued):
+            await floor.client.cancel(one.id)
+            await one.settled()
+        assert psutil.pid_exists(pid)
+        assert {outcome for outcome, _ in await results(queued)} == {"canceled"}
+        cable.plug()
+        await until(lambda: not psutil.pid_exists(pid), "the cancelled command is ended", limit_s=floor.times.back_s)
+        let_end(daemon)
+        await floor.until_states(behind, "exited", limit_s=floor.times.back_s)
+        assert (daemon.lines("log"), daemon.lines("late")) == (["begun", "over"], [])
+        assert [row["state"] for row in await floor.processes(queued)] == ["failed"]
+        assert (await floor.processes(agent))[0]["state"] in ("unknown", "killed")
+
+
 AGENTS, EACH = 10, 20
 PATIENT = {"MACHINE_GRACE": "60s"}
 """Nobody gives up while processes start on a busy computer, so every command has to come to its end."""
