@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import shutil
 import socket
 import stat
@@ -76,14 +77,22 @@ async def test_a_command_gets_its_environment_and_nothing_else(home: HomeOfTest,
     ]
 
 
-async def test_no_descriptor_and_no_ignored_signal_comes_with_it(home: HomeOfTest) -> None:
-    record = await home.run(
-        "ls /proc/self/fd | tr '\\n' ' '; grep -E 'Sig(Blk|Ign)' /proc/self/status; ps -o sid= -p $$"
-    )
-    words = (await home.text(record.process_id)).split()
+async def test_no_descriptor_and_no_ignored_signal_comes_with_it(tmp_path: Path) -> None:
+    """As with a server that was started with nohup and in the background, whose signals are ignored."""
+    ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    try:
+        async with posix_home(tmp_path / "home") as home:
+            record = await home.run(
+                "ls /proc/self/fd | tr '\\n' ' '; grep -E 'Sig(Blk|Ign)' /proc/self/status; ps -o sid= -p $$"
+            )
+            words = (await home.text(record.process_id)).split()
+            leader = await home.leader(record.process_id)
+    finally:
+        for number, before in ignored.items():
+            signal.signal(number, before)
     assert words[:4] == ["0", "1", "2", "3"], "3 is the directory that ls reads"
     assert words[4:8] == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
-    assert int(words[8]) == await home.leader(record.process_id)
+    assert int(words[8]) == leader
 
 
 async def test_keepers_hold_nothing_of_whoever_opened_the_home(home: HomeOfTest, tmp_path: Path) -> None:

@@ -163,8 +163,13 @@ def _become(
 
 def _attach(theirs: tuple[int, int], script: int | None, *, terminal: bool) -> None:
     os.setsid()
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    # What is ignored stays ignored over exec: by Python itself, and by whoever started us with nohup or in the background,
+    # where SIGINT and SIGQUIT are; a command that cannot be interrupted would be the result.
+    for number in signal.valid_signals():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.dup2(theirs[0], 0)
     os.dup2(theirs[1], 1)
