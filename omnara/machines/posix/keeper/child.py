@@ -163,8 +163,8 @@ def _become(
 
 def _attach(theirs: tuple[int, int], script: int | None, *, terminal: bool) -> None:
     os.setsid()
-    # What is ignored stays ignored over exec: by Python itself, and by whoever started us with nohup or in the background,
-    # where SIGINT and SIGQUIT are; a command that cannot be interrupted would be the result.
+    # What is ignored stays ignored over exec: by Python itself, and by whoever started us with nohup or in the
+    # background, where SIGINT and SIGQUIT are; a command that cannot be interrupted would be the result.
     for number in signal.valid_signals():
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
