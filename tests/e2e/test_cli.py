@@ -100,7 +100,7 @@ async def _timed(*arguments: str) -> float:
     "command",
     [
         "serve", "demo", "agents", "keys", "models", "migrate", "doctor", "mock-model", "settings", "agents launch",
-        "models probe", "chat", "machines", "machines connect", "machines tokens",
+        "models probe", "chat", "machines", "machines connect", "machines tokens", "machines pools",
     ],
 )  # fmt: skip
 async def test_every_command_explains_itself_with_an_example(command: str) -> None:
@@ -277,6 +277,36 @@ async def test_a_machine_from_connect_to_delete(caller: dict[str, str]) -> None:
     assert (gone.code, "not found" in gone.err) == (1, True)
     elsewhere = await omnara("machines", "connect", "x", "--project", "proj_x", environment=caller)
     assert elsewhere.code == 1
+
+
+async def test_agents_are_launched_on_machines_and_pools(caller: dict[str, str]) -> None:
+    connected = await omnara("machines", "connect", "desk", environment=caller)
+    told = connected.err.splitlines()
+    assert told[2] == f"curl -fsS {caller['OMNARA_URL']}/install/omnarad.sh | OMNARA_MACHINE_TOKEN=… sh"
+    make = (
+        "machines",
+        "pools",
+        "create",
+        "cli-pool",
+        "--provider",
+        "docker",
+        "--image",
+        "busybox",
+        "--network",
+        "bridge",
+    )
+    pool = (await omnara(*make, environment=caller)).out.strip()
+    assert (await omnara(*make, "--json", environment=caller)).json()["id"] == pool, "the same again"
+    other = await omnara("machines", "pools", "create", "cli-pool", "--provider", "docker", environment=caller)
+    assert other.code == 1
+    assert f"{pool}\tcli-pool\tdocker\t10\t" in (await omnara("machines", "pools", "list", environment=caller)).out
+    launch = ("agents", "launch", "--model", "anthropic/scripted")
+    agent = await omnara(*launch, "--machine", "desk", environment=caller)
+    assert (agent.code, agent.out[:4]) == (0, "agt_"), agent.err
+    nobody = await omnara(*launch, "--machine", "desk", "--pool", "nowhere", environment=caller)
+    assert (nobody.code, "machine_sources.1.pool" in nobody.err) == (1, True), nobody.err
+    gone = await omnara("machines", "pools", "delete", pool, "--yes", environment=caller)
+    assert (gone.code, gone.out) == (0, "deleted\n"), gone.err
 
 
 async def test_keys_are_made_used_and_revoked(caller: dict[str, str]) -> None:

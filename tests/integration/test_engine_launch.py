@@ -96,6 +96,14 @@ async def test_flat_launch_makes_the_same_config_once(engine: Engine) -> None:
     assert definition["tools"]["web_fetch"]["type"] == "built_in"
 
 
+async def test_a_flat_launch_names_machine_sources_as_a_config_does(engine: Engine) -> None:
+    request = FlatLaunch(model="small", machine_sources=[{"machine": "nobody"}])
+    with pytest.raises(InvalidRequest, match=r"machine_sources\.0\.machine"):
+        await launch_flat(engine.deps, engine.p, engine.project, request)
+    with pytest.raises(InvalidRequest, match=r"machine_sources\.0"):
+        await launch_flat(engine.deps, engine.p, engine.project, FlatLaunch(model="small", machine_sources=[{}]))
+
+
 FLAT_MODEL_NAMES: list[Any] = ["small", "lab/small", "lab/lab-small-1"]
 
 

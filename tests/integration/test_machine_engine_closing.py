@@ -128,6 +128,20 @@ async def test_a_deleted_machine_leaves_nobody_waiting(engine: Engine) -> None:
     assert {agent for kind, agent in engine.hints if kind == "ready"} >= {queued.path.agent_id, running.path.agent_id}
 
 
+async def test_who_waits_for_a_machine_that_cannot_be_made_is_told_why(engine: Engine) -> None:
+    floor = await Floor.make(engine)
+    job = await floor.job()
+
+    async def work(connection: Any) -> Told:
+        assert await runtimes_db.lock_machine(connection, floor.machine.id) is not None
+        return await closing.close_machine(connection, floor.machine.id, message="There is no machine: no image x.")
+
+    (await floor.deps.db.run(work)).tell(floor.deps)
+    outcome, value = await floor.told(job) or ("", {})
+    assert (outcome, value["error_code"]) == ("failed", "machine_decommissioned")
+    assert value["error"] == "There is no machine: no image x."
+
+
 async def test_a_revoked_token_ends_only_what_it_let_in(engine: Engine) -> None:
     floor = await Floor.make(engine)
     who = await identity.authenticate_daemon(floor.deps, floor.machine.token)

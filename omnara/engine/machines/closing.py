@@ -67,14 +67,16 @@ async def close_binding(
     return _machines(processes, actions)
 
 
-async def close_machine(connection: Connection, machine_id: UUID, reason: str = DECOMMISSIONED) -> Told:
+async def close_machine(
+    connection: Connection, machine_id: UUID, reason: str = DECOMMISSIONED, *, message: str = ""
+) -> Told:
     """End a locked machine's runtime and everything on it. Locks the agents concerned, in order.
 
-    Queued processes fail, granted ones are unknown; every waiting call has its result. The caller tells after its
-    commit.
+    Queued processes fail, granted ones are unknown; every waiting call has its result, in which `message`, if there is
+    one, says why. The caller tells after its commit.
     """
     await runtimes.end_active(connection, machine_id, reason)
-    return await close_machine_work(connection, machine_id, reason)
+    return await close_machine_work(connection, machine_id, reason, message=message)
 
 
 async def close_token(connection: Connection, machine_id: UUID, token_id: UUID) -> Told:
@@ -89,7 +91,9 @@ async def close_token(connection: Connection, machine_id: UUID, token_id: UUID) 
     return await close_machine_work(connection, machine_id, REVOKED, queued=False)
 
 
-async def close_machine_work(connection: Connection, machine_id: UUID, reason: str, *, queued: bool = True) -> Told:
+async def close_machine_work(
+    connection: Connection, machine_id: UUID, reason: str, *, queued: bool = True, message: str = ""
+) -> Told:
     """End everything on a locked machine whose runtime has ended; with `queued` also what it was never given."""
     agents = await db.agents_on(connection, machine_id)
     hot_rows = await db.lock_agents(connection, agents)
@@ -110,7 +114,7 @@ async def close_machine_work(connection: Connection, machine_id: UUID, reason: s
         ],
     )
     told = Told(machines={machine_id})
-    await settle(connection, hot_rows, results_of(ended, closed), told)
+    await settle(connection, hot_rows, results_of(ended, closed, message=message), told)
     return told
 
 

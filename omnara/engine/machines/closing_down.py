@@ -135,7 +135,8 @@ async def end_pool_machine(connection: Connection, machine_id: UUID, reason: str
 
     In the caller's transaction, which has locked no agent; the caller tells after its commit.
     """
-    told = await _end(connection, machine_id, reason, pool=True)
+    words = f"There is no machine: {message.rstrip('.')}." if message else ""
+    told = await _end(connection, machine_id, reason, pool=True, message=words)
     if told.machines and message:
         await provisioning.set_reason_message(connection, machine_id, message)
     return told
@@ -235,13 +236,13 @@ async def _end_alone(deps: Deps, org_id: UUID, machine_id: UUID, reason: str, *,
     (await deps.db.run(work)).tell(deps)
 
 
-async def _end(connection: Connection, machine_id: UUID, reason: str, *, pool: bool) -> Told:
+async def _end(connection: Connection, machine_id: UUID, reason: str, *, pool: bool, message: str = "") -> Told:
     """End a locked machine and all that depends on it. Locks the agents that have it, in order of id."""
     if pool and not await machines.mark_deleting(connection, machine_id, reason):
         return Told()
     bound = {agent_id for _, agent_id in await machines.bindings(connection, machine_id)}
     await processes.lock_agents(connection, bound | set(await processes.agents_on(connection, machine_id)))
-    told = await close_machine(connection, machine_id)
+    told = await close_machine(connection, machine_id, message=message)
     await daemon_tokens.revoke_all(connection, machine_id, DECOMMISSIONED)
     await machines.drop_grants(connection, machine_id)
     await machines.release_bindings(connection, machine_id)

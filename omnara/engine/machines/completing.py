@@ -90,15 +90,17 @@ async def settle(
             told.calls += appending.completed
 
 
-def results_of(processes: Iterable[EndedProcess], actions: Iterable[EndedAction] = ()) -> dict[UUID, list[Result]]:
-    """Return what the calls behind ended processes and actions are told, by agent.
+def results_of(
+    processes: Iterable[EndedProcess], actions: Iterable[EndedAction] = (), *, message: str = ""
+) -> dict[UUID, list[Result]]:
+    """Return what the calls behind ended processes and actions are told, by agent; with `message` instead of our words.
 
     A process that only is to end, and lives on for the moment, has nothing to tell yet.
     """
     found: dict[UUID, list[Result]] = defaultdict(list)
     for process in processes:
         if process.tool_call_id is not None and process.state not in LIVE:
-            value = failure(process.reason_code, process_id=process.id, state=process.state)
+            value = failure(process.reason_code, message=message, process_id=process.id, state=process.state)
             found[process.agent_id].append(Result(process.tool_call_id, "failed", value))
     for action in actions:
         if action.tool_call_id is None:
@@ -107,6 +109,8 @@ def results_of(processes: Iterable[EndedProcess], actions: Iterable[EndedAction]
             done = action_result(action.process_id, action.process_state, action.kind)
             found[action.agent_id].append(Result(action.tool_call_id, "succeeded", done))
         else:
-            value = failure(action.reason_code, process_id=action.process_id, state=action.process_state)
+            value = failure(
+                action.reason_code, message=message, process_id=action.process_id, state=action.process_state
+            )
             found[action.agent_id].append(Result(action.tool_call_id, "failed", value))
     return found
