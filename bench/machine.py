@@ -24,13 +24,17 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Cores that this process may use, memory in GiB, and what runs the code."""
+    """Cores that this process may use, memory in GiB, and what runs the code.
+
+    `scheduling`: `normal`, or `real-time` for a run that was put before everything else on a machine that had more to do.
+    """
 
     cores: int
     memory_gib: float
     cpu: str
     python: str
     load_before: float
+    scheduling: str = "normal"
 
 
 def commit() -> Commit:
@@ -49,7 +53,14 @@ def machine() -> Machine:
         cpu=_cpu_model(),
         python=platform.python_version(),
         load_before=round(os.getloadavg()[0], 2),
+        scheduling=_scheduling(),
     )
+
+
+def _scheduling() -> str:
+    if not hasattr(os, "sched_getscheduler"):
+        return "normal"
+    return "real-time" if os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO) else "normal"
 
 
 def _cpu_model() -> str:

@@ -160,7 +160,10 @@ def table(result: Result) -> str:
     lines += ["", f"  sizes: {shown}"]
     if facts:
         lines.append(f"  postgres: {facts}")
-    lines.append(f"  machine: {host.cores} cores, {host.cpu}, {host.memory_gib} GiB, load before {host.load_before}")
+    lines.append(
+        f"  machine: {host.cores} cores, {host.cpu}, {host.memory_gib} GiB, load before {host.load_before}, "
+        f"{host.scheduling} scheduling"
+    )
     return "\n".join(lines)
 
 
