@@ -26,7 +26,7 @@ class Commit(msgspec.Struct, frozen=True):
 class Machine(msgspec.Struct, frozen=True):
     """Cores that this process may use, memory in GiB, and what runs the code.
 
-    `scheduling`: `normal`, or `real-time` for a run that was put before everything else on a machine that had more to do.
+    `scheduling`: `normal`, or `real-time` for a run that was put before everything else on a busy machine.
     """
 
     cores: int
