@@ -120,8 +120,34 @@ async def test_an_offer_that_is_repeated_runs_nothing_twice() -> None:
         report_id, _ = await server.expect_report(wire.ProcessFinished)
         await server.acknowledge(report_id)
         await until(lambda: not runtime.busy, "nothing is left to do")
+    assert home.all["prc_a"].executions == 1
+    await runtime.close()
+
+
+async def test_an_offer_of_a_process_that_is_over_makes_the_runtime_claim_it_again() -> None:
+    """The server has forgotten what it had acknowledged (its database was restored): it is told, a few times."""
+    home = ScriptedHome()
+    runtime = runtime_of(home)
+    async with connected(runtime) as server:
+        await server.run("prc_a")
+        await until(lambda: home.all["prc_a"].executions == 1, "it runs")
+        home.ends("prc_a")
+        report_id, _ = await server.expect_report(wire.ProcessFinished)
+        await server.acknowledge(report_id)
+        await until(lambda: not runtime.busy, "nothing is left to do")
+    assert await runtime.claims() == []
+    for _ in range(3):
+        async with connected(runtime) as server:
+            await server.send(offer("prc_a"))
+            with pytest.raises(LinkClosed):
+                await server.serving
+        (one,) = await runtime.claims()
+        assert (one.process_id, one.phase, one.execution_committed) == ("prc_a", "terminal", True)
+        await runtime.reconcile([directive(one, "release")])
+    async with connected(runtime) as server:
         await server.send(offer("prc_a"))
         await server.silent()
+    assert await runtime.claims() == []
     assert home.all["prc_a"].executions == 1
     await runtime.close()
 

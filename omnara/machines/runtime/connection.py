@@ -194,6 +194,8 @@ class Connection:
     def _take_work(self, frame: _Work) -> None:
         match frame:
             case wire.ProcessOffer():
+                if self._lives.kept.doubt(frame.process_id):
+                    raise LinkClosed(1000, "an offer of a process that is over here; the registration will settle it")
                 self._tasks.spawn(self._prepare(frame), f"prepare {frame.process_id}")
             case wire.ProcessAcceptAck():
                 if not self._lives.grant(frame.process_id):

@@ -7,8 +7,12 @@ thousand directories at each registration, and fill its disk.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 __all__ = ["Kept"]
+
+MOST_DOUBTS: Final = 3
+"""A server that offers a process again and again although it was told of its end is not told more often."""
 
 
 class Kept:
@@ -18,6 +22,7 @@ class Kept:
         self._limit = limit
         self._all: dict[str, None] = {}
         self._settled: dict[str, None] = {}
+        self._doubts: dict[str, int] = {}
 
     def __contains__(self, process_id: str) -> bool:
         return process_id in self._all
@@ -35,11 +40,23 @@ class Kept:
         """A process is not in the home any more."""
         self._all.pop(process_id, None)
         self._settled.pop(process_id, None)
+        self._doubts.pop(process_id, None)
 
     def settle(self, process_id: str) -> None:
         """The server knows the end of a process; only its output is of interest."""
         if process_id in self._all:
             self._settled[process_id] = None
+
+    def doubt(self, process_id: str) -> bool:
+        """The server offers a process that is over here: it has forgotten it. True if it is to be told once more."""
+        if process_id not in self._settled:
+            return False
+        self._doubts[process_id] = self._doubts.get(process_id, 0) + 1
+        return self._doubts[process_id] <= MOST_DOUBTS
+
+    def doubted(self, process_id: str) -> bool:
+        """Say whether the server may have forgotten a process whose end it once acknowledged."""
+        return 0 < self._doubts.get(process_id, 0) <= MOST_DOUBTS
 
     def too_many(self) -> list[str]:
         """Return the oldest settled ones beyond the limit, and count them as gone."""

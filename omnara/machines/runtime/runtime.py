@@ -78,7 +78,11 @@ class Runtime:
             (record.process_id for record in records if settled(record)),
         )
         self._lives.prune()
-        self._records = {record.process_id: record for record in records if not settled(record)}
+        self._records = {
+            record.process_id: record
+            for record in records
+            if not settled(record) or self._lives.kept.doubted(record.process_id)
+        }
         claims = [claim(record) for record in self._records.values()]
         claims += [
             _memory_claim(life.process_id)
