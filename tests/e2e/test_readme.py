@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
+import shutil
 import types
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from click import Context
+from click import Command, Context, Group
 
 from omnara.cli.root import root
+from omnara.client import Client
 from omnara.settings import load, markdown_table
 from omnara.testing.script import fixed
 from omnara.testing.server import ModelServer
@@ -52,6 +55,58 @@ async def test_the_client_example_runs(server: Served, capsys: pytest.CaptureFix
     async with asyncio.timeout(30):
         await module.main(server.url, server.key, "anthropic/scripted")
     assert "Hello from the model." in capsys.readouterr().out
+
+
+def _commands() -> list[str]:
+    """Every call of our program in the README's shell examples, without what is around it."""
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    calls = [re.search(r"(?:^|^.*[ /])omnara ([a-z].*)$", line.partition("   #")[0]) for line in lines]
+    return [call[1].strip().removesuffix("&").strip() for call in calls if call is not None]
+
+
+@pytest.mark.parametrize("line", sorted(set(_commands())))
+def test_the_commands_of_the_readme_are_understood(line: str) -> None:
+    words = shlex.split(line.partition(" > ")[0].replace("…", "x"))
+    found: Command = root
+    context = Context(root)
+    while isinstance(found, Group) and words:
+        name, below, words = found.resolve_command(context, words)
+        assert below is not None
+        found, context = below, Context(below, parent=context, info_name=name)
+    assert not isinstance(found, Group) or not words, line
+    found.make_context(found.name, words)  # raises UsageError for what it does not take
+
+
+def test_many_commands_are_found() -> None:
+    found = _commands()
+    for beginning in (
+        "serve",
+        "demo --machine docker",
+        "machines connect laptop",
+        "agents launch",
+        "machines pools create",
+    ):
+        assert any(line.startswith(beginning) for line in found), beginning
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the example uses curl")
+async def test_the_pool_example_over_http_runs(server: Served, tmp_path: Path) -> None:
+    [block] = [each for each in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "machine-pool-grants" in each]
+    (tmp_path / "example.sh").write_text(block.replace("http://127.0.0.1:8080", server.url))
+    shell = await asyncio.create_subprocess_exec(
+        "/bin/sh", "-eu", "example.sh",
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "OMNARA_API_KEY": server.key, "no_proxy": "127.0.0.1"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(shell.communicate(), 60)
+    assert (shell.returncode, err) == (0, b"")
+    assert re.search(rb'"id":"(agt_[a-z2-7]+)"', out), out
+    async with Client(server.url, server.key) as client:
+        assert [pool.name for pool in await client.machines.pools()] == ["more"]
 
 
 def test_what_the_readme_names_is_there() -> None:
