@@ -23,7 +23,7 @@ from omnara.errors import Unauthorized
 from omnara.ids import new_uuid
 from omnara.vault import REDACTED, Secret
 from tests.support.engine_case import Engine
-from tests.support.machine_floor import Floor, applied, prc, seen
+from tests.support.machine_floor import Floor, applied, failed, prc, seen
 
 
 async def test_what_is_canceled_before_its_grant_never_runs(engine: Engine) -> None:
@@ -207,7 +207,16 @@ async def test_secrets_are_resolved_at_hand_over_and_never_told(engine: Engine) 
     await floor.accept_action(job, read)
     await floor.report(applied(job, read, seen("nter2 aHVudGVyMi1odW50ZXIy", 32)))
     assert "aHVudGVy" not in (await floor.result(job.path, call) or ("", {}))[1]["output"]
-    await floor.finished(job)
+    write, call = await floor.act(job, "write", {"data": "x"})
+    await floor.accept_action(job, write)
+    said = msgspec.structs.replace(
+        failed(job, write, "stdin_closed"), state_reason_message="no input with TOKEN=hunter2-hunter2"
+    )
+    await floor.report(said)
+    assert (await floor.result(job.path, call) or ("", {}))[1]["error"] == f"no input with TOKEN={REDACTED}"
+    why = {"state_reason_code": "signal", "state_reason_message": "hunter2-hunter2: broken"}
+    await floor.finished(job, state="failed", exit_code=-1, **why)
+    assert (await floor.sql.fetch("select reason_message from processes"))[0][0] == f"{REDACTED}: broken"
     everything = await floor.sql.fetch(
         "select payload::text as text from events union all select row_to_json(p)::text from processes p"
     )
@@ -244,4 +253,5 @@ def test_parts_of_values_go_at_the_edges_only() -> None:
     assert redact.without("se-battery y", [value]) == f"{REDACTED} y"
     assert redact.without("x correct-horse y", [value]) == "x correct-horse y"
     assert redact.without("correct", [value]) == "correct"
+    assert redact.without("rect-horse-b", [value]) == REDACTED, "a read from its middle"
     assert prc(new_uuid()).startswith("prc_")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import copy
+import html
 import pickle
 from collections.abc import Callable
+from urllib.parse import quote
 from uuid import UUID
 
 import msgspec
@@ -213,6 +215,42 @@ def test_secrets_compare_by_value() -> None:
 )
 def test_redaction_finds_the_usual_disguises(text: str, expected: str) -> None:
     assert redact(text, [Secret("s3cr/et+1")]) == expected
+
+
+PEM = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
+AWKWARD = 'it\'s 7% <of> "it" / more'
+
+
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [
+        (PEM, PEM.replace("\n", "\r\n")),
+        (PEM, "sh: 2: MIIEvQIBADANBgkq: not found"),
+        (PEM, "  hkiG9w0BAQEFAASC  "),
+        (AWKWARD, "export X='" + AWKWARD.replace("'", "'\\''") + "'"),
+        (AWKWARD, "export X='" + AWKWARD.replace("'", "'\"'\"'") + "'"),
+        (AWKWARD, repr(AWKWARD)),
+        (AWKWARD, html.escape(AWKWARD)),
+        (AWKWARD, quote(AWKWARD)),
+        (AWKWARD, AWKWARD.encode().hex()),
+        *[
+            (value, base64.b64encode(before + value.encode() + after).decode())
+            for value in ("s3cr/et+1", "s3cr/et+12", "s3cr/et+123")
+            for before in (b"", b"u:", b"me:", b"you:")
+            for after in (b"", b"\n", b"\r\n")
+        ],
+    ],
+)
+def test_redaction_finds_what_programs_make_of_a_value(secret: str, text: str) -> None:
+    found = redact(text, [secret])
+    assert "[redacted]" in found
+    left = found.replace("[redacted]", "")
+    for line in secret.splitlines():
+        encoded = base64.b64encode(line.encode()).decode().rstrip("=")
+        for size in range(8, len(line) + 1):
+            assert line[-size:] not in left
+            assert line[:size] not in left
+        assert encoded[: len(encoded) // 2] not in left
 
 
 def test_redaction_takes_the_longest_first_and_leaves_short_values() -> None:

@@ -35,7 +35,7 @@ from omnara.engine.machines.redact import redacted
 from omnara.engine.machines.verdicts import ActionEvent, Apply, ReadPayload, Reject, Repeated, Settled, Verdict
 from omnara.ids import IdKind, InvalidPublicId, decode
 from omnara.log import get_logger
-from omnara.machines.events import ProcessFinished, ProcessStarted, ReadObservation
+from omnara.machines.events import Event, ProcessFinished, ProcessStarted, ReadObservation
 from omnara.machines.frames import Report, ReportAck
 
 log = get_logger(__name__)
@@ -117,7 +117,7 @@ class _Reported:
         self._told = Told()
 
     async def apply(self) -> _Applied:
-        event = self._report.event
+        event = await self._said(self._report.event)
         if isinstance(event, ProcessStarted):
             ack = await self._started(event)
         elif isinstance(event, ProcessFinished):
@@ -126,6 +126,13 @@ class _Reported:
             ack = await self._action(event)
         changed = ack.ack_status in ("committed", "cleanup_only")
         return _Applied(ack, self._told, self._process.machine_id if changed and self._process.quiet else None)
+
+    async def _said(self, event: Event) -> Event:
+        """Return an event whose reason names no secret: a machine's error may quote what it was given."""
+        if isinstance(event, ProcessStarted) or not event.state_reason_message:
+            return event
+        message = await redacted(self._deps, self._connection, self._process.secret_env, event.state_reason_message)
+        return msgspec.structs.replace(event, state_reason_message=message)
 
     # --- processes ----------------------------------------------------------------------------------------
 
