@@ -11,7 +11,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from omnara.domain.processes import LIVE
 from omnara.engine.machines.sweeps import sweep
+from omnara.ids import IdKind, encode
 from omnara.machines.processes import Home
 from omnara.machines.providers.protocol import (
     MachineSpec,
@@ -303,3 +305,17 @@ async def test_two_replicas_and_many_machines(replica: Fleet, place: Place, data
         for each in held:
             await each.until_state("active")
         assert place.calls.count("provision") == place.made == 12
+
+
+async def test_nothing_is_open_on_a_machine_that_is_gone(replica: Fleet) -> None:
+    """Its agent is archived while a command runs: with the machine goes whoever would have reported."""
+    held = await replica.machine("image")
+    await driven(held)
+    process_id = await held.queue("sleep 600")
+    await held.until_process(process_id, "running")
+    answer = await replica.server.call("DELETE", f"/agents/{encode(IdKind.AGENT, held.agent_id)}")
+    assert answer.status == 200
+    await held.until_state("deleted")
+    assert (await held.process(process_id))["state"] not in LIVE
+    runtimes = await replica.fetch("select state from machine_runtimes where machine_id = $1", held.machine.id)
+    assert [row["state"] for row in runtimes] == ["ended"]
