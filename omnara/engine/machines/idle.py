@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from omnara import probes
-from omnara.db import machines, runtimes
+from omnara.db import machines, processes, runtimes
 from omnara.db import provisioning as db
 from omnara.db.connection import Connection
 from omnara.db.provisioning import PlacedMachine
@@ -45,6 +45,8 @@ async def remove_idle(deps: Deps, times: Times) -> int:
 async def _remove(org_id: UUID, machine_id: UUID, times: Times, connection: Connection) -> Told:
     if not await machines.lock(connection, org_id, machine_id):
         return Told()
+    # Whoever queues a command has its agent locked: it is seen here, or finds the machine going.
+    await processes.lock_agents(connection, {agent for _, agent in await machines.bindings(connection, machine_id)})
     if not await db.idle(connection, times.minute_s, machine_id):
         probes.hit("idle_machine_kept", machine_id=machine_id)
         return Told()
@@ -57,22 +59,30 @@ async def sleepy(deps: Deps, providers: Sequence[str]) -> list[UUID]:
         return await db.sleepy(connection, providers)
 
 
+class _Awake(Exception):
+    """Something is to be done on a machine that was to sleep."""
+
+
 async def fall_asleep(deps: Deps, machine_id: UUID, providers: Sequence[str]) -> PlacedMachine | None:
     """End a machine's runtime and mark it as asleep, unless something is to be done on it; what its place is.
 
-    After the commit nobody drives it, and the caller suspends it. Own transaction. Raises Unavailable.
+    The runtime ends before the look, so nothing is granted after it. After the commit nobody drives the machine, and
+    the caller suspends it. Own transaction. Raises Unavailable.
     """
 
     async def work(connection: Connection) -> PlacedMachine | None:
         if await db.lock_lifecycle(connection, machine_id) is None:
             return None
-        if not await db.sleepy(connection, providers, machine_id):
-            return None
         await runtimes.end_active(connection, machine_id, ASLEEP)
+        if not await db.sleepy(connection, providers, machine_id):
+            raise _Awake  # and its runtime goes on
         await db.fall_asleep(connection, machine_id)
         return await db.machine_at(connection, machine_id)
 
-    return await deps.db.run(work)
+    try:
+        return await deps.db.run(work)
+    except _Awake:
+        return None
 
 
 async def claim_wakes(deps: Deps, reach: Sequence[tuple[str, str]], times: Times) -> list[PlacedMachine]:

@@ -123,17 +123,18 @@ async def end(deps: Deps, machine_id: UUID, runtime_id: UUID) -> RuntimeRow:
 async def sleep(deps: Deps, machine_id: UUID, runtime_id: UUID) -> RuntimeRow:
     """Let a machine sleep: its runtime ends, and whoever queues work has it woken. Own transaction.
 
-    Work that is queued at the same moment is found by the sweep that wakes machines. Raises RuntimeUnregistered,
-    NotWakeCapable (nobody knows how to wake it), PendingWork.
+    The runtime ends before anybody looks for work, so nothing is granted after that look; what is queued after it is
+    found by the sweep that wakes machines. Raises RuntimeUnregistered, NotWakeCapable (nobody knows how to wake it),
+    PendingWork.
     """
 
     async def work(connection: Connection) -> RuntimeRow:
         machine = await _lock_active(connection, machine_id, runtime_id)
         if not machine.sandbox_url:
             raise NotWakeCapable
+        await db.end_active(connection, machine_id, ASLEEP)
         if await db.has_pending_work(connection, machine_id):
             raise PendingWork
-        await db.end_active(connection, machine_id, ASLEEP)
         await db.fall_asleep(connection, machine_id)
         return await _row(connection, runtime_id)
 
