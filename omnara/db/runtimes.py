@@ -31,6 +31,8 @@ class LockedMachine(msgspec.Struct, frozen=True):
     lifecycle_state: str
     current_runtime_id: UUID | None
     sandbox_url: str | None
+    claim_token: int | None
+    generation: int
 
 
 class KnownRuntime(msgspec.Struct, frozen=True):

@@ -160,6 +160,7 @@ class Drive:
                 platform=seen,
                 capacity={},
                 claims=await runtime.claims(),
+                driver=self.claim,
             )
             try:
                 async with self._turns.registrations:

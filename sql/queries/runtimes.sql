@@ -23,7 +23,7 @@ where machine_id = $1 and revoked_at is null and id is distinct from $2;
 
 -- name: lock_machine
 -- Lock one machine: the first statement of each transaction that changes its runtime or its life. Index: machines_pkey.
-select id, org_id, source_kind, lifecycle_state, current_runtime_id, sandbox_url
+select id, org_id, source_kind, lifecycle_state, current_runtime_id, sandbox_url, claim_token, generation
 from machines where id = $1 and deleted_at is null for no key update;
 
 -- name: runtime_of_instance

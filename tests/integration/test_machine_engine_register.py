@@ -9,6 +9,7 @@ import pytest
 
 from omnara.access import tokens
 from omnara.access.tokens import TokenKind
+from omnara.db.fleet import MachineClaim
 from omnara.engine.machines import identity, runtimes
 from omnara.engine.machines.runtimes import Failure, RuntimeEnded
 from omnara.errors import Conflict, Gone, NotWakeCapable, PendingWork, RuntimeUnregistered, Unauthorized, Unavailable
@@ -16,6 +17,7 @@ from omnara.ids import new_uuid
 from tests.support.engine_case import Engine
 from tests.support.machine_floor import Floor, Job, applied, claim, failed, local, pac, prc, seen
 
+WAITING = "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())"
 MISSING = "local_process_missing_after_daemon_reconnect"
 
 
@@ -108,6 +110,27 @@ async def test_a_grant_comes_before_or_after_a_registration(engine: Engine) -> N
     for directive, was_granted, job in zip(registered.directives, granted, jobs, strict=True):  # type: ignore[union-attr]
         assert directive.disposition == ("start" if was_granted else "close_preparation")
         assert (await floor.state(job))[0] == ("starting" if was_granted else "queued")
+
+
+async def test_who_drives_a_machine_no_more_registers_nothing_for_it(engine: Engine) -> None:
+    """What it saw there is from before its successor: taken as true, it would end a command that runs."""
+    floor = await Floor.make(engine)
+    job = await in_state(floor, "running")
+    runtime = floor.runtime_id
+    query = "update machines set worker_id = $2, claim_token = 7, generation = 2 where id = $1"
+    await floor.sql.fetch(query, floor.machine.id, new_uuid())
+    for token, generation in ((6, 2), (7, 1)):
+        with pytest.raises(Gone):
+            await floor.register(instance=new_uuid(), driver=MachineClaim(floor.machine.id, token, generation))
+    await floor.sql.fetch("update machines set worker_id = null, claim_token = null")
+    with pytest.raises(Gone):
+        await floor.register(instance=new_uuid(), driver=MachineClaim(floor.machine.id, 7, 2))
+    assert await floor.state(job) == ("running", "")
+    assert (await floor.sql.fetch("select current_runtime_id from machines"))[0][0] == runtime
+    await floor.sql.fetch(query, floor.machine.id, new_uuid())
+    driver = MachineClaim(floor.machine.id, 7, 2)
+    registered = await floor.register([claim(job)], instance=new_uuid(), driver=driver)
+    assert [directive.disposition for directive in registered.directives] == ["retain"]
 
 
 # --- the first table ------------------------------------------------------------------------------------------

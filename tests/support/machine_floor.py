@@ -9,6 +9,7 @@ from uuid import UUID
 
 import msgspec
 
+from omnara.db.fleet import MachineClaim
 from omnara.engine.machines import accept, offers, register, reports, runtimes
 from omnara.engine.machines.register import NewRuntime, Registered
 from omnara.engine.scope import AgentPath
@@ -153,6 +154,7 @@ class Floor:
         version: str = "1.2.3",
         channel: bool = True,
         token_id: UUID | None = None,
+        driver: MachineClaim | None = None,
     ) -> Registered:
         """Register a daemon process, by default the same again, and open its channel."""
         self.instance = instance or self.instance
@@ -166,6 +168,7 @@ class Floor:
                 platform=Platform(os="linux", arch="amd64"),
                 capacity={},
                 claims=claims,
+                driver=driver,
             ),
         )
         self.runtime_id = registered.runtime.id

@@ -16,6 +16,7 @@ from omnara.db import process_ends as ends
 from omnara.db import processes as db
 from omnara.db import runtimes
 from omnara.db.connection import Connection
+from omnara.db.fleet import MachineClaim
 from omnara.db.runtimes import LockedMachine, NewRuntimeRow, RuntimeRow
 from omnara.domain.text import clean
 from omnara.engine.deps import Deps
@@ -31,7 +32,7 @@ log = get_logger(__name__)
 
 
 class NewRuntime(msgspec.Struct, frozen=True, kw_only=True):
-    """A daemon process that introduces itself. `token_id` is None for a machine that a replica drives by itself."""
+    """A daemon process that introduces itself, with its token, or a replica that drives the machine, with its claim."""
 
     machine_id: UUID
     token_id: UUID | None
@@ -40,6 +41,7 @@ class NewRuntime(msgspec.Struct, frozen=True, kw_only=True):
     platform: Platform | None
     capacity: Mapping[str, Any]
     claims: Sequence[ProcessClaim]
+    driver: MachineClaim | None = None
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -52,8 +54,9 @@ class Registered(msgspec.Struct, frozen=True):
 async def register(deps: Deps, new: NewRuntime) -> Registered:
     """Make a daemon process the runtime of its machine and reconcile its claims. Own transaction, announced after it.
 
-    The same process gets the same runtime again. Raises Gone when it was replaced or has ended, Unauthorized when its
-    token was revoked a moment ago, and Unavailable while the machine is not (or no longer) active.
+    The same process gets the same runtime again. Raises Gone when it was replaced or has ended, or when somebody else
+    drives the machine by now, Unauthorized when its token was revoked a moment ago, and Unavailable while the machine
+    is not (or no longer) active.
     """
 
     async def work(connection: Connection) -> tuple[Registered, Told, reconcile.Plan]:
@@ -87,6 +90,12 @@ async def _locked(connection: Connection, new: NewRuntime) -> LockedMachine:
         raise Unavailable("the machine is not active")
     if new.token_id is not None and not await runtimes.token_is_good(connection, new.token_id, new.machine_id):
         raise Unauthorized
+    if new.driver is not None and (machine.claim_token, machine.generation) != (
+        new.driver.claim_token,
+        new.driver.generation,
+    ):
+        # What it saw of the machine is from before the one that drives it now; taken as true it would end what runs.
+        raise Gone("somebody else drives the machine")
     return machine
 
 
