@@ -32,22 +32,6 @@ class MachineClaim(msgspec.Struct, frozen=True):
     generation: int
 
 
-class DrivenMachine(msgspec.Struct, frozen=True):
-    """What the driver of a machine has to know of it. Options and configuration are JSON."""
-
-    id: UUID
-    org_id: UUID
-    provider: str
-    resource_id: str
-    resource_host: str | None
-    generation: int
-    cwd: str
-    cpu: int | None
-    memory_mb: int | None
-    provider_options: str
-    provider_config: str
-
-
 async def channels_with_work(connection: Connection, channels: Sequence[Channel]) -> list[UUID]:
     """Return the sessions of those channels that have something to do or are no longer the machine's."""
     rows = await connection.fetch(
@@ -109,9 +93,9 @@ async def release_machines_of_the_dead(connection: Connection, limit: int) -> li
     return [row[0] for row in await connection.fetch(_SQL["release_machines_of_the_dead"], limit)]
 
 
-async def disconnect_channels_of(connection: Connection, worker_ids: Sequence[UUID]) -> list[UUID]:
-    """Note that the channels of these workers are gone; returns the machines. Commits by itself."""
-    return [row[0] for row in await connection.fetch(_SQL["disconnect_channels_of"], list(worker_ids))]
+async def disconnect_channels_of_the_dead(connection: Connection, limit: int) -> list[UUID]:
+    """Note that the channels of workers that are not live are gone; returns the machines. Commits by itself."""
+    return [row[0] for row in await connection.fetch(_SQL["disconnect_channels_of_the_dead"], limit)]
 
 
 async def extend_driven(connection: Connection, channels: Sequence[Channel], lease_s: float) -> set[UUID]:
@@ -123,12 +107,6 @@ async def extend_driven(connection: Connection, channels: Sequence[Channel], lea
         lease_s,
     )
     return {row[0] for row in rows}
-
-
-async def driven_machine(connection: Connection, worker_id: UUID, claim: MachineClaim) -> DrivenMachine | None:
-    """Return what there is to know of a claimed machine; None when the claim or the machine has moved on."""
-    row = await connection.fetchrow(_SQL["driven_machine"], claim.machine_id, worker_id, claim.claim_token)
-    return None if row is None else DrivenMachine(*row)
 
 
 async def offer_installation_value(connection: Connection, name: str, value: str) -> None:

@@ -115,12 +115,6 @@ async def insert_action(
     return row is not None
 
 
-async def is_attached(connection: Connection, binding_id: UUID) -> bool:
-    """Whether the binding through which a process was started is still there."""
-    state: str | None = await connection.fetchval(_SQL["process_machine"], binding_id)
-    return state == "attached"
-
-
 async def internal_process(connection: Connection, process_id: UUID) -> tuple[str, int | None, str, str] | None:
     """Return state, exit code, reason and its message of a process of this server's own."""
     row = await connection.fetchrow(_SQL["internal_process"], process_id)

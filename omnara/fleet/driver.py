@@ -57,7 +57,7 @@ class Driver:
         self._drives: dict[UUID, tuple[Drive, asyncio.Task[None]]] = {}
         self._channels: dict[UUID, Channel] = {}
         self._cooling: dict[UUID, float] = {}
-        self._dead: set[UUID] = set()
+        self._deaths = False
         self._now = asyncio.Event()
         self._turns = Turns()
         self._looks = 0
@@ -100,12 +100,12 @@ class Driver:
         """Somebody else drives these machines from now on."""
         for _, task in self._drives.values():
             task.cancel()
-        self._dead.add(worker_id)
+        self._deaths = True
         self._now.set()
 
     def deaths(self, worker_ids: Sequence[UUID]) -> None:
         """Take over at once."""
-        self._dead.update(worker_ids)
+        self._deaths = True
         self._now.set()
 
     # --- looking ------------------------------------------------------------------------------------------
@@ -134,19 +134,25 @@ class Driver:
                 log.warning("machines could not be looked at", error=str(error))
 
     async def _look(self) -> None:
-        """Release what dead workers held, let go of what is lost, take what nobody drives."""
+        """Release what dead workers held, let go of what is lost, take what nobody drives.
+
+        Whoever declared a death may be dead as well before its channels are noted as gone, so every few looks that is
+        looked for unasked, as is a claim whose answer was lost.
+        """
         worker_id = self._worker_id()
-        dead = list(self._dead)
+        thorough = self._looks % STRAY_LOOKS == 1
+        deaths, self._deaths = self._deaths, False
         async with self._deps.db.acquire() as connection:
-            offline = await db.disconnect_channels_of(connection, dead) if dead else []
+            offline = []
+            if deaths or thorough:
+                offline = await db.disconnect_channels_of_the_dead(connection, RELEASE_BATCH)
             freed = await db.release_machines_of_the_dead(connection, RELEASE_BATCH)
             held = [drive.claim for drive, _ in self._drives.values()]
             lost = await db.lost_machines(connection, worker_id, held) if held else []
             stray: list[MachineClaim] = []
-            if self._looks % STRAY_LOOKS == 1:
+            if thorough:
                 stray = await db.stray_machines(connection, worker_id, list(self._drives))
             taken = await self._claim(connection, worker_id)
-        self._dead.difference_update(dead)
         self._deps.hints.machines([*offline, *freed])
         await asyncio.gather(*(self._let_go(machine_id) for machine_id in lost))
         if stray:

@@ -69,11 +69,17 @@ update machines m set worker_id = null, claim_token = null, claimed_until = null
 from c where m.id = c.id
 returning m.id;
 
--- name: disconnect_channels_of
--- The channels that these workers ($1) held are gone with them: their machines are offline from now on, unless they
--- connected again meanwhile. Index: machine_runtimes_lease.
+-- name: disconnect_channels_of_the_dead
+-- The channels of workers that are not live any more are gone with them: up to $1 machines are offline from now on, unless
+-- they connected again meanwhile. A standing sweep, that skips locked rows. A process that only has the API is no worker:
+-- leases tell that it is gone. Index: machine_runtimes_active, workers_pkey.
 update machine_runtimes set disconnected_at = clock_timestamp(), session_id = null, worker_id = null
-where state = 'active' and worker_id = any($1::uuid[]) and session_id is not null and disconnected_at is null
+where id = any(array(
+  select r.id from machine_runtimes r
+  where r.state = 'active' and r.session_id is not null
+    and exists (select from workers w where w.id = r.worker_id and w.state <> 'live')
+  order by r.id limit $1
+  for no key update of r skip locked))
 returning machine_id;
 
 -- name: extend_driven
@@ -84,13 +90,6 @@ set lease_expires_at = clock_timestamp() + make_interval(secs => $3), last_seen_
 from unnest($1::uuid[], $2::uuid[]) as c (runtime_id, session_id)
 where r.id = c.runtime_id and r.session_id = c.session_id and r.state = 'active'
 returning r.session_id;
-
--- name: driven_machine
--- All that its driver has to know of a machine. Index: machines_pkey, machine_pools_pkey.
-select m.id, m.org_id, m.provider, m.resource_id, m.resource_host, m.generation, m.cwd, m.cpu, m.memory_mb,
-       m.provider_options::text as provider_options, p.provider_config::text as provider_config
-from machines m join machine_pools p on p.id = m.pool_id
-where m.id = $1 and m.worker_id = $2 and m.claim_token = $3 and m.lifecycle_state = 'active';
 
 -- name: offer_installation_value
 -- Write a fact of this database that must not change once it is there. Index: installation_pkey.

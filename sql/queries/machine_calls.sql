@@ -45,10 +45,6 @@ insert into process_actions (id, agent_id, process_id, machine_id, tool_call_id,
 select $1, n.agent_id, $2, n.machine_id, $3, n.seq, $4, $5::json from n
 returning seq;
 
--- name: process_machine
--- The binding of the machine on which a process runs, attached or not. Index: agent_machine_bindings_pkey.
-select state from agent_machine_bindings where id = $1;
-
 -- name: internal_process
 -- How a process of this server's own stands. Index: processes_pkey.
 select state, exit_code, reason_code, reason_message from processes where id = $1;

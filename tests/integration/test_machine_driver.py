@@ -21,7 +21,7 @@ from omnara.machines.posix import PosixHome
 from omnara.machines.processes import HomeLost
 from omnara.worker import Identity
 from tests.contract.server import ApiServer, api_server, invariants_hold
-from tests.support.machines import TestMachine, bind, make_pool_machine, queue_command
+from tests.support.machines import TestMachine, bind, make_machine, make_pool_machine, queue_command
 from tests.support.tcp_proxy import proxied
 from tests.support.waiting import until
 
@@ -191,6 +191,33 @@ async def test_the_machines_of_a_dead_worker_are_taken_over(scene: Scene) -> Non
     await until(lambda: scene.folders.opened == 2, "it is taken up anew")
     await scene.driven_by(scene.first)
     await scene.ended(await scene.queue("true"))
+
+
+async def test_a_death_that_nobody_here_was_told_of_takes_its_channels_along(scene: Scene) -> None:
+    """Who declared it died before it could note that the machine is offline: its lease would hide that for minutes."""
+    await scene.driven_by(scene.first)
+    sql: Any = scene.first.server
+    other = await make_machine(_Sql(sql), scene.machine.org_id, scene.machine.project_id, "other")
+    dead, runtime = new_uuid(), new_uuid()
+    await scene.rows(
+        "insert into workers (id, lock_key, roles, version, lease_expires_at, state, ended_at)"
+        " values ($1, 4712, '{worker}', 'test', now(), 'dead', now())",
+        dead,
+    )
+    await scene.rows(
+        "insert into machine_runtimes (id, org_id, machine_id, daemon_instance_id, daemon_version, session_id,"
+        " worker_id, connected_at, lease_expires_at)"
+        " values ($1, $2, $3, $4, '1.0.0', $4, $5, now(), now() + interval '1 hour')",
+        runtime, scene.machine.org_id, other.id, new_uuid(), dead,
+    )  # fmt: skip
+    await scene.rows("update machines set current_runtime_id = $2 where id = $1", other.id, runtime)
+
+    async def offline() -> bool:
+        query = "select state, reason from machine_connections where machine_id = $1"
+        return tuple((await scene.rows(query, other.id))[0]) == ("offline", "disconnected")
+
+    await until(offline, "it is offline")
+    await scene.driven_by(scene.first)
 
 
 async def test_a_lost_claim_stops_the_driving_at_once(scene: Scene, database: str) -> None:
