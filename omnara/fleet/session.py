@@ -16,6 +16,8 @@ from omnara.db.fleet import Channel
 from omnara.domain.processes import OFFERED_ACTIONS, OFFERED_PROCESSES
 from omnara.engine.deps import Deps
 from omnara.engine.machines import accept, offers, reports, runtimes
+from omnara.engine.machines.reconcile import CONFLICT as CONTRADICTION
+from omnara.engine.machines.verdicts import contradicts
 from omnara.errors import Unavailable
 from omnara.fleet.outstanding import Outstanding
 from omnara.ids import IdKind, InvalidPublicId, decode, encode
@@ -238,13 +240,12 @@ class Session:
                 ack = await reports.apply(self._deps, self.channel.runtime_id, frame)
         except Unavailable as error:
             log.warning("a report could not be written", error=str(error))
-            ack = ReportAck(
-                ack_status="transient_error",
-                report_id=frame.report_id,
-                error_code="storage_unavailable",
-                error="try again",
-            )
+            code = "storage_unavailable"
+            ack = ReportAck(ack_status="transient_error", report_id=frame.report_id, error_code=code, error="try again")
         await self._link.send(ack)
+        if contradicts(ack):  # an error of this kind makes the machine register
+            told = ErrorFrame(error_code=CONTRADICTION, error=ack.error, process_id=frame.event.process_id)
+            await self._link.send(told)
         self.wake()
 
     async def _known(self, kind: IdKind, text: str) -> UUID | None:

@@ -272,6 +272,37 @@ async def test_what_is_no_upgrade_is_refused(bench: Bench, daemon: RawDaemon) ->
     assert (status, body["code"]) == (400, "invalid_request")
 
 
+@pytest.mark.parametrize("lost", ["grant", "command"])
+async def test_what_the_database_has_forgotten_makes_the_machine_register(
+    bench: Bench, daemon: RawDaemon, lost: str
+) -> None:
+    """A standby that had not got everything: only a registration stops what runs there without anybody's knowledge."""
+    process_id = await bench.queue()
+    public = await daemon.take(process_id)
+    if lost == "grant":
+        query = "update processes set state = 'queued', granted_at = null, runtime_id = null where id = $1"
+    else:
+        query = "delete from processes where id = $1"
+    await bench.sql.fetch(query, process_id)
+    assert (await daemon.started(public))["ack_status"] == "permanent_reject"
+    error = await daemon.expect("error")
+    assert (error["error_code"], error["process_id"]) == ("reconciliation_conflict", public)
+    claim = {
+        "process_id": public,
+        "supervisor_instance_id": "s1",
+        "phase": "accepted",
+        "supervisor_live": True,
+        "execution_committed": True,
+        "action_admission_closed": False,
+        "resolved_action_seq": 0,
+        "actions": [],
+    }
+    registered = await daemon.register([claim])
+    assert [found["disposition"] for found in registered["reconciliation"]["processes"]] == ["release"]
+    if lost == "grant":
+        assert await bench.state(process_id) == "unknown"
+
+
 # --- what is none of its business ---------------------------------------------------------------------------
 
 
@@ -291,10 +322,12 @@ async def test_a_machine_cannot_touch_anothers_processes(bench: Bench, daemon: R
                 ack = await report(public)
                 assert ack["ack_status"] == "permanent_reject", ack
                 assert "idempotency" not in ack["error_code"]
+                assert (await stranger.expect("error"))["error_code"] == "reconciliation_conflict"
             result = {"process_id": public, "output": "x", "cursor": 0, "next_cursor": 1, "truncated": False}
             event = {"type": "process_action_applied", "process_id": public, "process_action_id": action}
             await stranger.send("report", report_id="action", event=event | {"result": result})
             assert (await stranger.expect("report_ack"))["ack_status"] == "permanent_reject"
+            assert (await stranger.expect("error"))["error_code"] == "reconciliation_conflict"
             assert await bench.process(process_id) == before
         for method, path in (("POST", "end"), ("POST", "sleep")):
             status, body = await stranger.call(method, f"/runtimes/{daemon.runtime}/{path}")

@@ -83,7 +83,7 @@ class _Applied(msgspec.Struct):
 
 async def _refused(connection: Connection, runtime_id: UUID, report: Report) -> _Applied:
     if await db.may_report(connection, runtime_id):
-        return _Applied(_reject(report, Reject(verdicts.INVALID, "the machine has no such process")), Told())
+        return _Applied(_reject(report, Reject(verdicts.INVALID, verdicts.NO_SUCH_PROCESS)), Told())
     error = "the runtime is not the machine's"
     ack = ReportAck(ack_status="transient_error", report_id=report.report_id, error_code=INVALID_RUNTIME, error=error)
     return _Applied(ack, Told())

@@ -32,9 +32,14 @@ from omnara.machines.events import (
     StartedResult,
     moment,
 )
+from omnara.machines.frames import ReportAck
 
 INVALID: Final = "validation_failed"
 CONFLICT: Final = "idempotency_conflict"
+
+NOT_GRANTED: Final = "the process was not granted"
+ACTION_NOT_GRANTED: Final = "the action was not granted"
+NO_SUCH_PROCESS: Final = "the machine has no such process"
 
 MAX_REASON_CHARS: Final = 200
 MAX_MESSAGE_CHARS: Final = 4000
@@ -72,6 +77,16 @@ class ReadPayload(msgspec.Struct, frozen=True):
 Verdict = Reject | Repeated | Settled | Apply
 
 
+def contradicts(ack: ReportAck) -> bool:
+    """Whether a report was refused because the machine did what nothing here knows of: a database that was set back.
+
+    Only a registration settles that, and a machine with a good line does not register by itself. Source: machines.md
+    §14 row 17.
+    """
+    known = (NOT_GRANTED, ACTION_NOT_GRANTED, NO_SUCH_PROCESS)
+    return ack.ack_status == "permanent_reject" and ack.error in known
+
+
 def judge_started(row: ReportedProcess, event: ProcessStarted) -> Verdict:
     """Judge the report that a command runs."""
     started_at, observed_at = moment(event.started_at), moment(event.observed_at)
@@ -81,7 +96,7 @@ def judge_started(row: ReportedProcess, event: ProcessStarted) -> Verdict:
     if fault:
         return Reject(INVALID, fault)
     if row.state == "queued":
-        return Reject(INVALID, "the process was not granted")
+        return Reject(INVALID, NOT_GRANTED)
     if row.state in OVER:
         return Settled()
     if row.state == "running":
@@ -103,7 +118,7 @@ def judge_finished(row: ReportedProcess, event: ProcessFinished) -> Verdict:
     if row.started_at is not None and moment(event.started_at) not in (None, row.started_at):
         return Reject(CONFLICT, "the process was reported with another started_at")
     if row.state == "queued" and not _storage_exhausted(event):
-        return Reject(INVALID, "the process was not granted")
+        return Reject(INVALID, NOT_GRANTED)
     return Apply()
 
 
@@ -129,7 +144,7 @@ def judge_action(row: ReportedAction, event: ActionEvent) -> Verdict:
     if state == "applied" and row.kind == "read" and event.result is None:
         return Reject(INVALID, "a read needs its result")
     if row.state == "queued":
-        return Reject(INVALID, "the action was not granted")
+        return Reject(INVALID, ACTION_NOT_GRANTED)
     if row.state in ACTION_OVER:
         if row.state == state and row.reason_code in ("", clean_text(event.state_reason_code)[:MAX_REASON_CHARS]):
             return Repeated()
