@@ -161,6 +161,11 @@ async def fall_asleep(connection: Connection, machine_id: UUID) -> bool:
     return await connection.fetchval(_SQL["fall_asleep"], machine_id) is not None
 
 
+async def is_awake(connection: Connection, machine: PlacedMachine) -> bool:
+    """Whether a machine that was to sleep was woken meanwhile."""
+    return bool(await connection.fetchval(_SQL["is_awake"], machine.id, machine.lifecycle_version))
+
+
 async def claim_wakes(
     connection: Connection, reach: Sequence[tuple[str, str]], wake_s: float, pause_s: float
 ) -> list[PlacedMachine]:

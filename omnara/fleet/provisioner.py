@@ -171,7 +171,12 @@ class Provisioner:
             if machine is None or machine.resource_id is None:
                 continue
             self._deps.hints.machines((machine_id,))
-            await self._reached.provider(machine.provider).sleep(await self._reached.spec(machine), machine.resource_id)
+            provider, spec = self._reached.provider(machine.provider), await self._reached.spec(machine)
+            await provider.sleep(spec, machine.resource_id)
+            async with self._deps.db.acquire() as connection:
+                awake = await db.is_awake(connection, machine)
+            if awake:  # whoever woke it did so before it slept
+                await provider.wake(spec, machine.resource_id)
             probes.hit("machine_asleep", machine_id=machine_id)
 
     async def _keep_up(self) -> None:

@@ -146,6 +146,11 @@ update machines set asleep_since = statement_timestamp(), wake_until = null, wak
   worker_id = null, claim_token = null, claimed_until = null, updated_at = statement_timestamp()
 where id = $1 and lifecycle_state = 'active' returning id;
 
+-- name: is_awake
+-- Whether a machine that was to sleep was woken meanwhile. Index: machines_pkey.
+select exists (select from machines
+                where id = $1 and lifecycle_version = $2 and lifecycle_state = 'active' and asleep_since is null);
+
 -- name: claim_wakes
 -- Sleeping machines of these places ($1, $2 parallel) that have something to do and that nobody is waking: ours to wake for
 -- $3 seconds. After attempts that came to nothing the next one waits $4 for each, for five at most: what is to be done gives

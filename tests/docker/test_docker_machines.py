@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from omnara.ids import IdKind, encode, new_uuid
@@ -153,6 +155,38 @@ async def test_a_machine_sleeps_and_a_command_wakes_it(replica: Fleet, provider:
     assert time.monotonic() - began < 5
     machine = await held.row()
     assert (machine["asleep_since"], machine["generation"]) == (None, 1)
+
+
+async def test_a_machine_that_falls_asleep_after_it_was_woken_is_woken_again(
+    replica: Fleet, provider: DockerProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine pauses late: by then a command has come and the machine is driven again."""
+    real, woken = provider.sleep, asyncio.Event()
+
+    async def late(*args: Any) -> None:
+        async with asyncio.timeout(20):
+            await woken.wait()
+        await real(*args)
+
+    monkeypatch.setattr(provider, "sleep", late)
+    held = await replica.machine(BUSYBOX_IMAGE, provider_options='{"sleep_after_ms": 30000}')
+    await held.run("echo one >file")
+    await replica.fetch(
+        "update machines set last_activity_at = now() - interval '1 minute', activated_at = now() - interval '1 minute'"
+        " where id = $1",
+        held.machine.id,
+    )
+
+    async def marked() -> bool:
+        return (await held.row())["asleep_since"] is not None
+
+    await until(marked, "it is to sleep", limit_s=10)
+    running = await held.queue("sleep 1; echo two >>file")
+    await held.until_process(running, "running")
+    woken.set()
+    await held.until_process(running, "exited", 10)
+    await held.run('[ "$(cat file | tr -d "\\n")" = onetwo ]')
+    assert (await held.row())["generation"] == 1
 
 
 async def test_orphans_are_removed_and_what_has_a_machine_is_not(replica: Fleet, provider: DockerProvider) -> None:

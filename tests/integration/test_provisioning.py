@@ -245,13 +245,18 @@ async def asleep(replica: Fleet, place: Place) -> Held:
     held = await replica.machine("image", provider_options='{"sleep_after_ms": 30000}')
     await held.until_state("active")
     await driven(held)
-    await replica.fetch(
+    await idle_for_long(held)
+    await until(lambda: "sleep" in place.calls, "it is put to sleep", limit_s=10)
+    return held
+
+
+async def idle_for_long(held: Held) -> None:
+    """Nothing has happened on a machine for an hour."""
+    await held.fleet.fetch(
         "update machines set last_activity_at = now() - interval '1 hour', activated_at = now() - interval '1 hour'"
         " where id = $1",
         held.machine.id,
     )
-    await until(lambda: "sleep" in place.calls, "it is put to sleep", limit_s=10)
-    return held
 
 
 async def test_a_wake_that_fails_is_tried_again_however_often(replica: Fleet, place: Place) -> None:
