@@ -7,7 +7,8 @@ import msgspec
 
 from omnara.cli.calling import with_client
 from omnara.cli.output import json_option, print_json, print_line, print_table
-from omnara.client import Client, ConnectedMachine, DaemonToken, Machine, MachinePool
+from omnara.client import Client, ConnectedMachine, DaemonToken, Machine, MachinePool, NewDaemonToken
+from omnara.errors import ConfigurationError
 from omnara.settings import load
 
 
@@ -15,15 +16,15 @@ from omnara.settings import load
 def command() -> None:
     """Connect, list and delete the machines of the key's organization, on a running server.
 
-    Talks to the server at OMNARA_URL (default http://127.0.0.1:8080) with the key in OMNARA_API_KEY. MACHINE is an id,
-    as `connect` and `list` print it. What runs on the machine itself is `omnara daemon`.
+    Talks to the server at OMNARA_URL (default http://127.0.0.1:8080) with the key in OMNARA_API_KEY. MACHINE is a
+    name or an id, as `list` prints them. What runs on the machine itself is `omnara daemon`.
 
     \b
     Examples:
       omnara machines connect laptop
       omnara machines list
-      omnara machines tokens mch_…
-      omnara machines delete mch_…
+      omnara machines tokens laptop
+      omnara machines delete laptop
       omnara machines pools create cloud --provider docker
     """
 
@@ -85,20 +86,21 @@ def tokens(machine: str, name: str | None, revoke: str | None, as_json: bool) ->
 
     \b
     Examples:
-      omnara machines tokens mch_… --new spare
-      omnara machines tokens mch_… --revoke mdt_…
+      omnara machines tokens laptop --new spare
+      omnara machines tokens laptop --revoke mdt_…
     """
     if name is not None and revoke is not None:
         raise click.UsageError("--new and --revoke are two things to do")
     if name is not None:
-        made = with_client(lambda client: client.machines.create_token(machine, name=name))
+        made = with_client(lambda client: _new_token(client, machine, name))
         print_json(made) if as_json else print_line(made.token)
         return
 
     async def work(client: Client) -> list[DaemonToken]:
+        found = await _find(client, machine)
         if revoke is not None:
-            return [await client.machines.revoke_token(machine, revoke)]
-        return await client.machines.tokens(machine)
+            return [await client.machines.revoke_token(found, revoke)]
+        return await client.machines.tokens(found)
 
     found = with_client(work)
     if as_json:
@@ -113,8 +115,27 @@ def tokens(machine: str, name: str | None, revoke: str | None, as_json: bool) ->
 @click.confirmation_option(prompt="End everything on this machine and delete it?")
 def delete(machine: str) -> None:
     """End a machine that somebody connected: its daemon, its commands, its tokens."""
-    with_client(lambda client: client.machines.delete(machine))
+
+    async def work(client: Client) -> None:
+        await client.machines.delete(await _find(client, machine))
+
+    with_client(work)
     click.echo("deleted")
+
+
+async def _new_token(client: Client, machine: str, name: str) -> NewDaemonToken:
+    return await client.machines.create_token(await _find(client, machine), name=name)
+
+
+async def _find(client: Client, machine: str) -> str:
+    """Return a machine's id: as it was given, or of the one that has it as its name. Raises ConfigurationError."""
+    if machine.startswith("mch_"):
+        return machine
+    found = [one.id for one in await client.machines.all() if one.display_name == machine]
+    if len(found) == 1:
+        return found[0]
+    wrong = f"several machines are called {machine}; use an id" if found else f"there is no machine called {machine}"
+    raise ConfigurationError(wrong)
 
 
 @command.group("pools")

@@ -272,6 +272,11 @@ async def test_a_machine_from_connect_to_delete(caller: dict[str, str]) -> None:
     assert [token["name"] for token in tokens] == ["spare", "laptop"]
     both = await omnara("machines", "tokens", machine, "--new", "a", "--revoke", revoke, environment=caller)
     assert both.code == 2
+    by_name = (await omnara("machines", "tokens", "laptop", "--json", environment=caller)).json()
+    assert [token["name"] for token in by_name] == ["spare", "laptop"]
+    nobody = await omnara("machines", "delete", "nobody", "--yes", environment=caller)
+    assert (nobody.code, "no machine called nobody" in nobody.err) == (2, True), nobody.err
+    assert (await omnara("machines", "delete", "second", "--yes", environment=caller)).out == "deleted\n"
     assert (await omnara("machines", "delete", machine, "--yes", environment=caller)).out == "deleted\n"
     gone = await omnara("machines", "delete", machine, "--yes", environment=caller)
     assert (gone.code, "not found" in gone.err) == (1, True)
