@@ -206,10 +206,10 @@ where machine_id = $1 and state = 'accepted' and kind = 'read' and agent_id = an
 
 -- name: lock_actions
 -- Actions of locked processes, above the number that their machine has done with ($2, parallel to $1) or still open.
--- Index: unique key of process_actions.
+-- Processes are named twice so that no plan looks through all actions. Index: unique key of process_actions.
 select a.id, a.agent_id, a.process_id, a.tool_call_id, a.seq, a.kind, a.payload, a.state, a.reason_code
 from process_actions a join unnest($1::uuid[], $2::bigint[]) as c (process_id, resolved) on a.process_id = c.process_id
-where a.seq > c.resolved or a.state in ('queued', 'accepted')
+where a.process_id = any($1::uuid[]) and (a.seq > c.resolved or a.state in ('queued', 'accepted'))
 order by a.process_id, a.seq for no key update of a;
 
 -- name: end_processes
