@@ -56,7 +56,7 @@ class Provisioner:
         self._tasks = Tasks()
         self._running: set[asyncio.Task[None]] = set()
         self._now = asyncio.Event()
-        self._suspects: set[str] = set()
+        self._suspects: dict[str, set[str]] = {}
         self._refresh_at = monotonic()
         self._stopping = False
 
@@ -185,17 +185,17 @@ class Provisioner:
         for name, _ in self._reached.reach():
             provider = self._reached.provider(name)
             if isinstance(provider, SweptProvider):
-                await self._remove_orphans(provider)
+                await self._remove_orphans(name, provider)
 
-    async def _remove_orphans(self, provider: SweptProvider) -> None:
-        """Remove a few things of ours whose machine is deleted or unknown, and was at the last look as well."""
+    async def _remove_orphans(self, name: str, provider: SweptProvider) -> None:
+        """Remove a few things of ours whose machine is deleted or unknown, and was at the place's last look as well."""
         owned = await provider.owned(str(await self._reached.installation()))
         machines = {thing.machine_id: _machine_id(thing) for thing in owned}
         async with self._deps.db.acquire() as connection:
             live = await db.live_machines(connection, {found for found in machines.values() if found is not None})
         orphans = [thing for thing in owned if machines[thing.machine_id] not in live]
-        confirmed = [thing for thing in orphans if thing.resource_id in self._suspects]
-        self._suspects = {thing.resource_id for thing in orphans}
+        confirmed = [thing for thing in orphans if thing.resource_id in self._suspects.get(name, ())]
+        self._suspects[name] = {thing.resource_id for thing in orphans}
         for thing in confirmed[:ORPHANS_AT_ONCE]:
             log.warning("an orphan is removed", kind=thing.kind, resource=thing.resource_id, machine=thing.machine_id)
             await provider.discard(thing)
