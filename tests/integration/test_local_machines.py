@@ -19,7 +19,7 @@ import pytest_asyncio
 from omnara.machines.posix import Limits, PosixHome
 from omnara.machines.posix.sandbox import Bubblewrap, bubblewrap_problem
 from omnara.machines.processes import ProcessRecord, ProcessSpec
-from omnara.machines.providers import local
+from omnara.machines.providers import local, local_files
 from omnara.machines.providers.local import Confinement, LocalProvider, Unconfined, confinement, host_id
 from omnara.machines.providers.protocol import InvalidOptions, MachineSpec, ProvisionFailed
 from tests.support.posix_home import alive, kill
@@ -386,6 +386,33 @@ async def test_a_directory_that_others_cannot_enter_is_refused_with_words(place:
     spec = MachineSpec(machine_id="mch_1", installation_id="inst_1", allocation_name="omnara-mch-1")
     with pytest.raises(ProvisionFailed, match="cannot enter"):
         await provider.provision(spec)
+
+
+RUNNER = """import os, sys
+sign, uid = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), int(sys.argv[2])
+os.setsid()
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+for number in range(30_000):
+    if os.fork():
+        os._exit(0)
+    if number % 20 == 0:
+        os.write(sign, b".")
+"""
+"""Never has the same number for longer than a moment."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
+async def test_what_forks_all_the_time_does_not_outlive_its_machine(place: Path) -> None:
+    uid, sign = 1_879_048_000 + secrets.randbelow(100), place / "sign"
+    sign.touch()
+    for _ in range(12):
+        subprocess.run([sys.executable, "-c", RUNNER, str(sign), str(uid)], check=True)
+    await until(lambda: sign.stat().st_size > 20, "they run")
+    await asyncio.to_thread(local_files.kill_all_of, uid)
+    left = sign.stat().st_size
+    with pytest.raises(AssertionError):
+        await until(lambda: sign.stat().st_size > left, "something is left", limit_s=0.3)
 
 
 def test_options_are_checked(place: Path) -> None:
