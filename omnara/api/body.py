@@ -30,7 +30,6 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPES: Final = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.", re.DOTALL)
 _LONE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _PLACE: Final = re.compile(r" - at (?:key in )?`(\$[^`]*)`$")
-_FIELD: Final = re.compile(r"Object (?:missing required|contains unknown) field")
 
 
 def check_declared_size(request: web.Request, limit: int) -> None:

@@ -67,8 +67,3 @@ async def find(connection: Connection, machine_id: UUID, token_id: UUID) -> Daem
 async def revoke(connection: Connection, machine_id: UUID, token_id: UUID, reason: str) -> bool:
     """Make a token of a locked machine worthless; False when it was already."""
     return await connection.fetchval(_SQL["revoke_token"], machine_id, token_id, reason) is not None
-
-
-async def revoke_all(connection: Connection, machine_id: UUID, reason: str) -> None:
-    """Make every token of a locked machine worthless."""
-    await connection.execute(_SQL["revoke_machine_tokens"], machine_id, reason)

@@ -63,12 +63,6 @@ async def find_by_key(connection: Connection, agent_id: UUID, key: str) -> Input
     return None if row is None else InputRow(*row)
 
 
-async def find_input(connection: Connection, agent_id: UUID, input_id: UUID) -> InputRow | None:
-    """Return one input of an agent."""
-    row = await connection.fetchrow(_SQL["find_input"], agent_id, input_id)
-    return None if row is None else InputRow(*row)
-
-
 async def receive(connection: Connection, agent_id: UUID, message: NewMessage) -> InputRow | None:
     """Accept a message in one statement: lock, rank, wake, insert. None: its key is used or the agent archived."""
     row = await connection.fetchrow(

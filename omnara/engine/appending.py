@@ -19,7 +19,6 @@ from omnara.db.reads import EventRow
 from omnara.domain.content import ResultBlock
 from omnara.domain.events import (
     AgentInputPayload,
-    ModelOutputPayload,
     Outcome,
     Payload,
     ToolResultPayload,
@@ -77,10 +76,6 @@ class Appending:
             if self.hot.open_calls == 0:
                 self.hot.batch_sequence = None
         return event
-
-    def add_output(self, payload: ModelOutputPayload) -> NewEventRow:
-        """Add a model output without calls: a durable note of why there is none."""
-        return self._add("model_output", payload, opening=False, semantic=True)
 
     async def write(self, wake: Wake, *, release: bool = False) -> list[EventRow]:
         """Write everything and the hot row; return the new events. `release` takes a claim away.

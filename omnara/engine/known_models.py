@@ -79,7 +79,6 @@ OPENAI: Final = EnvironmentProvider(
 )
 
 PROVIDERS: Final = (ANTHROPIC, OPENAI)
-BY_NAME: Final = {provider.name: provider for provider in PROVIDERS}
 
 _CONTEXT_TOKENS: Final = 200_000
 _OUTPUT_TOKENS: Final = 32_000

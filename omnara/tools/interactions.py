@@ -19,7 +19,6 @@ from omnara.tools.protocol import ToolResult
 __all__ = [
     "ALLOW_INDEX",
     "DENIED_CODE",
-    "DENY_INDEX",
     "OTHER_LABEL",
     "Answer",
     "ContextItem",
@@ -40,8 +39,7 @@ OTHER_LABEL: Final = "Other"
 """The option added to each question, for an answer in words. Source: api.md §12."""
 
 ALLOW_INDEX: Final = 0
-DENY_INDEX: Final = 1
-"""Places of the two options of a permission form. Source: engine.md §7."""
+"""Place of the first of the two options of a permission form; the other one denies. Source: engine.md §7."""
 
 DENIED_CODE: Final = "permission_denied"
 

@@ -4,12 +4,6 @@ select id, agent_id, kind, delivery_mode, state, content, metadata, actor_id, co
        event_sequence, queued_at
 from inputs where agent_id = $1 and idempotency_key = $2;
 
--- name: find_input
--- One input of an agent. Index: inputs_pkey.
-select id, agent_id, kind, delivery_mode, state, content, metadata, actor_id, control_type, interaction_id, config_id,
-       event_sequence, queued_at
-from inputs where agent_id = $1 and id = $2;
-
 -- name: receive_input
 -- Accept a message: moves the hot row (rank, generation, ready unless calls are open) and inserts the input from it.
 -- No row when the key is used or the agent is archived; a rank may then be skipped. Index: agent_sched_pkey, inputs_key.

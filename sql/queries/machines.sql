@@ -116,11 +116,6 @@ order by created_at desc, id desc limit $4;
 update machine_daemon_tokens set revoked_at = statement_timestamp(), revoke_reason = $3
 where machine_id = $1 and id = $2 and revoked_at is null returning id;
 
--- name: revoke_machine_tokens
--- Make every token of a locked machine worthless. Index: machine_daemon_tokens_machine.
-update machine_daemon_tokens set revoked_at = statement_timestamp(), revoke_reason = $2
-where machine_id = $1 and revoked_at is null;
-
 -- name: connected_machines
 -- Some machines that an organization connected itself. Index: machines_newest.
 select id from machines where org_id = $1 and source_kind = 'byo' and deleted_at is null order by created_at, id limit $2;

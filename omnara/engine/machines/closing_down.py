@@ -13,7 +13,7 @@ from uuid import UUID
 
 from omnara.access.principals import Principal
 from omnara.access.roles import OrgAction, ProjectAction, ProjectScope
-from omnara.db import daemon_tokens, machine_grants, machine_pools, machines, processes, provisioning
+from omnara.db import daemon_tokens, machine_grants, machine_pools, machines, processes, provisioning, runtimes
 from omnara.db.connection import Connection
 from omnara.db.daemon_tokens import DaemonTokenRow
 from omnara.engine.appending import Appending, wake_if_runnable
@@ -243,7 +243,7 @@ async def _end(connection: Connection, machine_id: UUID, reason: str, *, pool: b
     bound = {agent_id for _, agent_id in await machines.bindings(connection, machine_id)}
     await processes.lock_agents(connection, bound | set(await processes.agents_on(connection, machine_id)))
     told = await close_machine(connection, machine_id, message=message)
-    await daemon_tokens.revoke_all(connection, machine_id, DECOMMISSIONED)
+    await runtimes.revoke_other_tokens(connection, machine_id, None, DECOMMISSIONED)
     await machines.drop_grants(connection, machine_id)
     await machines.release_bindings(connection, machine_id)
     if not pool:

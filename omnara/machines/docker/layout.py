@@ -120,7 +120,6 @@ def labels_of(machine: MachineSpec) -> dict[str, str]:
         f"{_PREFIX}.installation": machine.installation_id,
         f"{_PREFIX}.machine": machine.machine_id,
         f"{_PREFIX}.generation": str(machine.generation),
-        **{f"{_PREFIX}.{name}": value for name, value in machine.labels.items()},
     }
 
 

@@ -53,8 +53,8 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as it is to be made: everything resolved. The same values name the same machine for ever.
 
     `allocation_name` is unique in the place and therefore the fence: two attempts cannot both make it. `generation`
-    counts the resources that were made for this machine, beginning at 1. `labels` prove ownership and are compared
-    before anything that exists is adopted or deleted. `options` passed `validate`. `env` may hold secrets.
+    counts the resources that were made for this machine, beginning at 1. The two ids prove ownership: whatever is made
+    carries them, and they are compared before anything that exists is adopted or deleted. `options` passed `validate`.
     """
 
     machine_id: str
@@ -66,8 +66,6 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpu: int | None = None
     memory_mb: int | None = None
     cwd: str = ""
-    env: Mapping[str, str] = {}
-    labels: Mapping[str, str] = {}
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +106,7 @@ class Provider(Protocol):
         ...
 
     async def delete(self, machine: MachineSpec, resource_id: str | None) -> None:
-        """Remove it with all its files. One that is not there is fine; one with other labels is left alone."""
+        """Remove it with all its files. One that is not there is fine; one that belongs to others is left alone."""
 
     async def sleep(self, machine: MachineSpec, resource_id: str) -> None:
         """Suspend it, so that it costs nothing and keeps its files. Asleep already is fine."""

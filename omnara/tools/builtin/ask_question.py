@@ -6,12 +6,11 @@ Source: engine.md §7; api.md §12.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from omnara.tools.interactions import Form, question_form
 from omnara.tools.protocol import Effect, Tool
 
-__all__ = ["TOOL", "open_form"]
+__all__ = ["TOOL"]
 
 _OPTION: Final = {
     "anyOf": [
@@ -72,8 +71,3 @@ TOOL: Final = Tool(
     type="built_in",
     effect=Effect.WAIT,
 )
-
-
-def open_form(tool_input: dict[str, Any]) -> Form:
-    """Return the form of a valid input; the answers become the result by `interactions.question_result`."""
-    return question_form(tool_input["questions"])

@@ -28,7 +28,6 @@ ModelProviderAuthKind = Literal["bearer_token", "api_key_header"]
 ModelProviderAPIVariant = Literal["default", "openrouter", "bedrock"]
 Count = Annotated[int, Meta(ge=1, le=2147483647)]
 Window = Annotated[int, Meta(ge=2, le=2147483647)]
-Positive = Annotated[int, Meta(ge=1)]
 EndpointPath = Annotated[str, Meta(min_length=1, pattern="^/")]
 
 
