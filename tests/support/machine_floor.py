@@ -25,7 +25,7 @@ from omnara.machines.events import (
     StartedResult,
 )
 from omnara.machines.frames import Report, ReportAck
-from omnara.machines.registration import ActionClaim, Platform, ProcessClaim
+from omnara.machines.registration import ActionClaim, Platform, ProcessClaim, ProcessDirective
 from tests.support.engine_case import Call, Engine
 from tests.support.machines import TestMachine, bind, make_machine
 
@@ -173,6 +173,9 @@ class Floor:
         )
         self.runtime_id = registered.runtime.id
         assert [d.process_id for d in registered.directives] == [c.process_id for c in claims]
+        told = msgspec.json.encode(registered.directives)
+        read = msgspec.json.decode(told, type=list[ProcessDirective])
+        assert msgspec.json.encode(read) == told, "a daemon can read it"
         if channel:
             await self.connect()
         return registered

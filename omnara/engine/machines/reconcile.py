@@ -203,13 +203,15 @@ def _directive(claim: ProcessClaim, disposition: Disposition, actions: Sequence[
 
 
 def _told(action: HeldAction, disposition: Literal["apply", "retain", "settle", "release"]) -> ActionDirective:
-    return ActionDirective(
+    directive = ActionDirective(
         process_action_id=encode(IdKind.PROCESS_ACTION, action.id),
         seq=action.seq,
         action_kind=cast("ActionKind", action.kind),
         disposition=disposition,
-        payload=msgspec.Raw(action.payload.encode() if disposition == "apply" else b""),
     )
+    if disposition != "apply":
+        return directive  # without a payload, and not with an empty one, which would be no JSON
+    return msgspec.structs.replace(directive, payload=msgspec.Raw(action.payload.encode()))
 
 
 def _release(local: ActionClaim) -> ActionDirective:
