@@ -388,6 +388,38 @@ async def test_a_directory_that_others_cannot_enter_is_refused_with_words(place:
         await provider.provision(spec)
 
 
+def test_however_deep_a_tree_is_it_can_be_removed(tmp_path: Path) -> None:
+    place, outside = tmp_path / "place", tmp_path / "outside"
+    (place / "closed" / "in").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "kept").touch()
+    outside.chmod(0o500)
+    (place / "closed" / "in" / "link").symlink_to(outside)
+    (place / "link").symlink_to(outside)
+    os.mkfifo(place / "closed" / "pipe")
+    at = os.open(place, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("x" * 200, dir_fd=at)
+        os.close(os.open("file", os.O_CREAT, dir_fd=at))
+        below = os.open("x" * 200, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    (place / "closed").chmod(0)
+    local_files.remove_tree(place)
+    local_files.remove_tree(place)
+    assert os.listdir(tmp_path) == ["outside"]
+    assert (outside / "kept").exists()
+    assert outside.stat().st_mode & 0o777 == 0o500
+
+
+async def test_what_a_removal_left_goes_with_the_next_try(place: Path) -> None:
+    provider = LocalProvider(place, host="host_1", confined="unsafe")
+    (place / ".gone-0123" / "in").mkdir(parents=True)
+    await provider.delete(MachineSpec(machine_id="mch_1", installation_id="i", allocation_name="omnara-mch-1"), None)
+    assert os.listdir(place) == []
+
+
 RUNNER = """import os, sys
 sign, uid = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), int(sys.argv[2])
 os.setsid()

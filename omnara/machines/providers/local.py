@@ -16,7 +16,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ Confinement = Literal["bubblewrap", "user", "unsafe"]
 
 _FIRST_UID, _UIDS = 1_879_048_192, 2**24
 """Users without a name, far from those that systems give out (and that containers are mapped to)."""
+_GONE = ".gone-"
 _OPTIONS = frozenset({"network"})
 
 
@@ -206,7 +207,10 @@ class LocalProvider:
     async def delete(self, machine: MachineSpec, resource_id: str | None) -> None:
         """End everything that runs there, then remove the files. Raises ProviderUnavailable."""
         about = await asyncio.to_thread(self._about, machine)
-        if about is None or (about.machine_id, about.installation_id) != (machine.machine_id, machine.installation_id):
+        if about is None:
+            await self._off_the_loop(self._remove_rest)
+            return
+        if (about.machine_id, about.installation_id) != (machine.machine_id, machine.installation_id):
             return
         sandbox = self._sandbox(machine, about)
         if sandbox is not None:
@@ -219,15 +223,24 @@ class LocalProvider:
             await asyncio.gather(*(home.stop(process_id, "machine_deleted") for process_id in left))
         except (HomeFull, HomeLost) as error:
             raise ProviderUnavailable(f"the machine's processes cannot be ended: {error}") from error
+        await self._off_the_loop(self._remove, machine, about)
+
+    @staticmethod
+    async def _off_the_loop(work: Callable[..., None], *arguments: Any) -> None:
         try:
-            await asyncio.to_thread(self._remove, machine, about)
+            await asyncio.to_thread(work, *arguments)
         except OSError as error:
             raise ProviderUnavailable(f"the machine's directory cannot be removed: {error}") from error
+
+    def _remove_rest(self) -> None:
+        """Remove what an attempt that was cut off has moved away already; whose it was is not known any more."""
+        for gone in self._root.glob(f"{_GONE}*"):
+            local_files.remove_tree(gone)
 
     def _remove(self, machine: MachineSpec, about: About) -> None:
         if about.uid is not None:
             local_files.kill_all_of(about.uid)
-        gone = self._root / f".gone-{secrets.token_hex(8)}"
+        gone = self._root / f"{_GONE}{secrets.token_hex(8)}"
         self._place(machine).rename(gone)
         local_files.remove_tree(gone)
         if about.uid is not None and self._confined == "bubblewrap":

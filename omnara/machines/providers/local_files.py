@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import secrets
 import signal
+import stat
 import subprocess
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from omnara.machines.posix.sandbox import HOME_INSIDE
 __all__ = ["ABOUT", "About", "fill", "kill_all_of", "remove_tree"]
 
 ABOUT = "machine.json"
-_TRIES = 5
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KILL_S = 5.0
 
 
@@ -79,19 +80,51 @@ def _owner(path: str) -> int | None:
 
 
 def remove_tree(place: Path) -> None:
-    """Remove it all, also directories that were made unreadable by whoever they belonged to.
+    """Remove it all, however deep it is, also directories that were made unreadable by whoever they belonged to.
 
-    Root needs no rights for that, and changes none: not even of what a name leads to meanwhile.
+    What is in a directory is moved up before the directory goes, so no path is ever long, and no name is followed.
+    Several may do it at once, and a keeper that is just ending removes files of its own meanwhile.
     """
-    for directory, _, _ in os.walk(place) if os.geteuid() != 0 else ():
-        for entry in list(os.scandir(directory)):
-            if entry.is_dir(follow_symlinks=False):
-                with contextlib.suppress(FileNotFoundError):
-                    os.chmod(entry.path, 0o700)
-    for _ in range(_TRIES):
-        # A keeper that is just ending removes files of its own meanwhile.
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(place)
-        if not place.exists():
+    try:
+        top = os.open(place, _DIRECTORY)
+    except FileNotFoundError:
+        return
+    try:
+        while entries := os.listdir(top):
+            for name in entries:
+                _remove_entry(top, name)
+    finally:
+        os.close(top)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(place)
+
+
+def _remove_entry(top: int, name: str) -> None:
+    """Remove an entry of the top directory; what a directory holds becomes entries of the top."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=top)
             return
-    shutil.rmtree(place)
+        directory = _open_directory(name, top)
+        try:
+            for inner in os.listdir(directory):
+                with contextlib.suppress(FileNotFoundError):
+                    _empty_into(top, directory, inner)
+        finally:
+            os.close(directory)
+        os.rmdir(name, dir_fd=top)
+
+
+def _empty_into(top: int, directory: int, name: str) -> None:
+    if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+        os.unlink(name, dir_fd=directory)
+        return
+    os.close(_open_directory(name, directory))
+    os.rename(name, f".{secrets.token_hex(12)}", src_dir_fd=directory, dst_dir_fd=top)
+
+
+def _open_directory(name: str, parent: int) -> int:
+    """Open a directory, and give its owner the rights to empty and move it. Root has them, and changes nothing."""
+    if os.geteuid() != 0:
+        os.chmod(name, 0o700, dir_fd=parent)
+    return os.open(name, _DIRECTORY, dir_fd=parent)
