@@ -104,19 +104,25 @@ class Jobs:
     async def wake(self, machine: PlacedMachine) -> None:
         """Wake a sleeping machine that has something to do; one whose place is gone gets another."""
         try:
-            try:
-                async with asyncio.timeout(WAKE_S):
-                    provider = self._reached.provider(machine.provider)
-                    await provider.wake(await self._reached.spec(machine), machine.resource_id or "")
-            except (ProviderUnavailable, TimeoutError) as error:
-                log.warning("a machine was not woken", machine_id=str(machine.id), error=str(error))
-                if not await self._reached.replace_lost(machine):
-                    await idle.wake_failed(self._deps, machine)
-                return
-            await idle.woken(self._deps, machine)
-            probes.hit("machine_woken", machine_id=machine.id)
+            if await self._woken(machine):
+                await idle.woken(self._deps, machine)
+                probes.hit("machine_woken", machine_id=machine.id)
+            elif not await self._reached.replace_lost(machine):
+                await idle.wake_failed(self._deps, machine)
         except Unavailable as error:
             log.warning("what became of a machine could not be written", machine_id=str(machine.id), error=str(error))
+        except Exception as error:  # one machine's trouble is not the others'; its attempt runs out
+            log.error("waking a machine failed", machine_id=str(machine.id), exc_info=error)
+
+    async def _woken(self, machine: PlacedMachine) -> bool:
+        try:
+            async with asyncio.timeout(WAKE_S):
+                provider = self._reached.provider(machine.provider)
+                await provider.wake(await self._reached.spec(machine), machine.resource_id or "")
+        except (ProviderUnavailable, TimeoutError) as error:
+            log.warning("a machine was not woken", machine_id=str(machine.id), error=str(error))
+            return False
+        return True
 
     @asynccontextmanager
     async def _held(self, claimed: PlacedMachine) -> AsyncIterator[None]:

@@ -274,6 +274,17 @@ async def test_a_wake_that_fails_is_tried_again_however_often(replica: Fleet, pl
     assert (await held.row())["wake_attempts"] == 0
 
 
+async def test_a_fault_of_one_wake_ends_nothing_else(replica: Fleet, place: Place) -> None:
+    """What nobody foresaw costs one attempt: the maker of machines goes on, and tries again when that has run out."""
+    held = await asleep(replica, place)
+    place.before = failing(1, "wake", lambda: RuntimeError("what nobody foresaw"))
+    await held.queue("echo here")
+    await until(lambda: "wake" in place.calls, "it is tried", limit_s=10)
+    await replica.fetch("update machines set wake_until = now() - interval '1 hour' where id = $1", held.machine.id)
+    await driven(held)
+    assert place.calls.count("wake") == 2
+
+
 async def test_a_wake_that_never_succeeds_lets_what_waits_give_up_in_its_time(database: str, place: Place) -> None:
     """And the next command is another reason to try."""
     async with api_server(database, **QUICK, machine_grace_s=1.0) as server:
