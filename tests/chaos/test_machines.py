@@ -41,6 +41,8 @@ FIRST = {"$result": 0, "path": ["process_id"]}
 LINES = pytest.mark.parametrize(
     "line", [pytest.param(relay, marks=pytest.mark.slow, id="silent"), pytest.param(wire, id="pulled")]
 )
+PATIENT = {"MACHINE_GRACE": "60s"}
+"""Nobody gives up while processes start on a busy computer, so every command has to come to its end."""
 READ_ALL = Call("read_process", {"process_id": FIRST, "cursor": 0})
 
 
@@ -239,7 +241,7 @@ async def test_a_machine_comes_back_after_its_power_was_gone(floor: Floor) -> No
 async def test_a_read_that_waits_outlives_its_daemon(floor: Floor) -> None:
     """It is asked again of the next one, from where it was to begin: nothing of the output is passed over."""
     machine = await floor.machine()
-    await floor.cluster.only_worker()
+    await floor.cluster.start(settings=PATIENT)
     async with floor.daemon(machine, "laptop") as daemon:
         reading = Call("read_process", {"process_id": FIRST, "wait_ms": 10_000})
         agent = await floor.agent(
@@ -261,6 +263,48 @@ async def test_a_read_that_waits_outlives_its_daemon(floor: Floor) -> None:
         assert (started[1]["output"], read[1]["output"]) == ("up\n", "the end\n")
         assert read[1]["cursor"] == started[1]["next_cursor"]
         assert daemon.lines("log") == ["begun", "over"]
+
+
+WRITES = 20
+
+
+async def test_what_is_written_to_a_command_arrives_once_while_its_daemon_dies(floor: Floor) -> None:
+    """Killed again and again: what was told as written is there once, in order; of what is unknown, at most once."""
+    machine = await floor.machine()
+    (worker,) = await floor.cluster.start(settings=PATIENT)
+    async with floor.daemon(machine, "laptop") as daemon:
+        writes = [Call("write_process", {"process_id": FIRST, "data": f"{n}\n"}) for n in range(WRITES)]
+        agent = await floor.agent(
+            [machine], Answer(blocks=(run("cat >> got", wait_ms=1),)), Answer(blocks=tuple(writes)), say("written")
+        )
+        await floor.client.send(agent.id, "go")
+        for seen in (1, 6, 12):
+            await until(
+                lambda seen=seen: len(daemon.lines("got")) >= seen, f"it gets input\n{daemon.tail()}", limit_s=60
+            )  # type: ignore[misc]
+            daemon.kill()
+            daemon.start()
+        await until(lambda: said(agent, "written"), "all writes are over", limit_s=90)
+        told = {}
+        for event in await agent.events():
+            if event.kind == "tool_result":
+                told[event.tool_call_id] = (event.outcome, event.content_blocks[0].get("value"))
+        rows = await floor.cluster.sql.fetch(
+            "select a.seq, a.state, a.payload::text as payload, a.tool_call_id from process_actions a"
+            " where a.agent_id = $1 order by a.seq",
+            agent.uuid,
+        )
+        assert len(rows) == WRITES
+        assert len(told) == WRITES + 1
+        got = daemon.lines("got")
+        assert got == sorted(set(got), key=int), "something arrived twice, or out of order"
+        for row in rows:
+            line = str(row["seq"] - 1)
+            assert row["state"] in ("applied", "unknown"), dict(row)
+            if row["state"] == "applied":
+                assert line in got, f"{line} was told as written"
+        assert len(got) > WRITES - 6
+    floor.cluster.keep(worker)
 
 
 async def test_a_cancel_reaches_the_machine_when_its_line_is_back(floor: Floor) -> None:
@@ -296,8 +340,6 @@ async def test_a_cancel_reaches_the_machine_when_its_line_is_back(floor: Floor) 
 
 
 AGENTS, EACH = 10, 20
-PATIENT = {"MACHINE_GRACE": "60s"}
-"""Nobody gives up while processes start on a busy computer, so every command has to come to its end."""
 
 
 async def test_two_hundred_commands_while_everything_dies_once(floor: Floor) -> None:

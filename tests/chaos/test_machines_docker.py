@@ -107,7 +107,9 @@ async def boxes(postgres: PostgresForTests, tmp_path: Path, times: Times) -> Asy
     try:
         if not await has_image(provider, SANDBOX_IMAGE):
             missing(f"there is no image {SANDBOX_IMAGE} (Containerfile, target sandbox)")
-        settings = {f"OMNARA_{name}": value for name, value in machine_times(times).env.items()}
+        # On a busy computer a container takes its time, and nothing here is about giving up.
+        patient = machine_times(times).env | {"MACHINE_GRACE": "60s"}
+        settings = {f"OMNARA_{name}": value for name, value in patient.items()}
         async with postgres.fresh() as dsn:
             cluster = Cluster(dsn, tmp_path, times, **settings, OMNARA_DOCKER_HOST=ENGINE)
             async with cluster:

@@ -163,6 +163,27 @@ async def test_one_look_offers_what_a_queue_holds_and_answers_make_room_for_the_
             assert [frame["process_id"] for kind, frame in frames if kind == "process_offer"] == wanted[MOST_OFFERS:]
 
 
+async def test_what_becomes_of_actions_is_told_without_a_payload_unless_it_is_to_be_done(
+    bench: Bench, daemon: RawDaemon
+) -> None:
+    public = await daemon.take(await bench.queue("true"))
+    action = {"process_action_id": encode(IdKind.PROCESS_ACTION, new_uuid()), "action_kind": "write", "seq": 1}
+    claim = {
+        "process_id": public,
+        "supervisor_instance_id": "one",
+        "phase": "accepted",
+        "supervisor_live": True,
+        "execution_committed": True,
+        "action_admission_closed": False,
+        "resolved_action_seq": 0,
+        "actions": [action | {"position": "terminal"}],
+    }
+    (told,) = (await daemon.register([claim]))["reconciliation"]["processes"]
+    assert told["actions"] == [action | {"disposition": "release"}]
+    await daemon.connect()
+    await daemon.finished(public)
+
+
 async def test_a_second_accept_gets_nothing(bench: Bench, daemon: RawDaemon) -> None:
     public = await daemon.take(await bench.queue())
     await daemon.send("process_accept", process_id=public)

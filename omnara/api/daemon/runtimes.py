@@ -143,7 +143,7 @@ def _directive(found: ProcessDirective) -> ProcessReconciliationDirective:
                 seq=action.seq,
                 action_kind=action.action_kind,
                 disposition=action.disposition,
-                payload=UNSET if action.payload is None else action.payload,
+                payload=action.payload if bytes(action.payload) else UNSET,
             )
             for action in found.actions
         ],
