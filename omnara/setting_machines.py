@@ -28,7 +28,13 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Spec("OMNARA_MACHINE_GRACE", "How long the tools of an agent wait for a machine that is offline", 0, 3600),
     ] = 30.0
     machine_accept_limit_s: Annotated[
-        float, Spec("OMNARA_MACHINE_ACCEPT_LIMIT", "A command that no machine takes for so long fails", 0.1, 86_400)
+        float,
+        Spec(
+            "OMNARA_MACHINE_ACCEPT_LIMIT",
+            "A command that no machine takes, or of which it then says nothing, for so long fails",
+            0.1,
+            86_400,
+        ),
     ] = 300.0
     machine_silence_s: Annotated[
         float, Spec("OMNARA_MACHINE_SILENCE", "A daemon's socket without a message for so long is closed", 0.2, 600)

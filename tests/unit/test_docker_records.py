@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from aiodocker.stream import Message
@@ -18,7 +19,8 @@ from omnara.machines.docker.launchscript import launch_script
 from omnara.machines.docker.records import Reply, actions_of, process_of, processes_of, slice_of
 from omnara.machines.processes import HomeLost, ProcessSpec
 
-PRC, PAC = encode(IdKind.PROCESS, new_uuid()), encode(IdKind.PROCESS_ACTION, new_uuid())
+# Fixed: names of tests contain them, and all processes that run tests must agree on those.
+PRC, PAC = encode(IdKind.PROCESS, UUID(int=1)), encode(IdKind.PROCESS_ACTION, UUID(int=2))
 RECORD = (
     f"p {PRC} sup 5 1 1 0 1000000 0 42 sx",
     "x failed nonzero_exit 2 - 1000000 2500000",
@@ -71,6 +73,7 @@ def test_a_damaged_record_is_none_or_a_whole_one(line: int, word: int, text: str
         (1, "x exited - 0 - 2500000 1000000"),
         (2, f"a {PAC} write 99999999999999999999 applied - 1"),
     ],
+    ids=["end", "start", "code", "time", "seq"],
 )
 def test_numbers_that_no_server_takes_make_no_record(line: int, words: str) -> None:
     """One that was told would be refused, and its command waited for."""
