@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -313,6 +314,14 @@ async def test_pipes_in_the_place_of_records_hold_up_nobody(small: Box, monkeypa
     async with asyncio.timeout(10):
         assert real.process_id not in {each.process_id for each in await small.home.processes()}
     assert (await small.run("echo on"))[1] == "on\n"
+
+
+async def test_a_container_that_shuts_its_records_away_is_lost_and_not_full(small: Box) -> None:
+    shut = "chmod 000 /home/.omnara; p=$(cut -d' ' -f1 /run/omnara/serve); chmod 000 /run/omnara; kill -9 $p"
+    with contextlib.suppress(HomeLost):
+        await small.run(shut)
+    with pytest.raises(HomeLost):
+        await small.home.processes()
 
 
 async def test_forged_answers_are_lost_lines_and_nothing_worse(small: Box) -> None:

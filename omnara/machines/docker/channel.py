@@ -66,7 +66,7 @@ class Channel:
         on_close: Callable[[], None],
         write_limit_s: float,
     ) -> Channel:
-        """Start the shim in a running container. Raises HomeLost, HomeFull."""
+        """Start the shim in a running container. Raises HomeLost."""
         tail = (
             f"V={DURABLE} T={TRANSIENT} WRITE={write_limit_s:g}\nexec 9>&2 2>/dev/null\nserve {secrets.token_hex(8)}\n"
         )
@@ -82,6 +82,10 @@ class Channel:
             raise HomeLost(f"the container cannot be reached: {error}") from error
         try:
             await channel._exchange(script)
+        except HomeFull as error:
+            # A full disk refuses commands; where not even a line can be had, only another container helps.
+            await channel.close()
+            raise HomeLost("there is no place in the container for what a line needs") from error
         except BaseException:
             await channel.close()
             raise
