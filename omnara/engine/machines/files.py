@@ -41,6 +41,8 @@ _EXITS: Final = {
     _NOT_WRITTEN: ("The file cannot be written there.", "file_not_written"),
     _NOT_WHOLE: ("The file did not arrive whole. Nothing was written.", "file_transfer_failed"),
 }
+_ENDING: Final = frozenset({"process_terminal", "stdin_closed", "stdin_write_unknown"})
+"""What a write meets when the other side has given up, or is about to."""
 
 _UPLOAD: Final = """exec 2>/dev/null
 f={path}
@@ -166,8 +168,10 @@ async def _read_file(transfer: Transfer) -> bytes:
 async def _write_file(transfer: Transfer, pieces: list[str]) -> None:
     try:
         await transfer.write(pieces)
-    except TransferFailed:
+    except TransferFailed as failure:
         ended = await transfer.ended()
+        if ended is None and failure.result.error_code in _ENDING:
+            ended = await transfer.finish()  # that it takes no more was heard before its end was
         if ended is not None:  # it ended before it took everything, and says why
             _check(ended)
         raise
