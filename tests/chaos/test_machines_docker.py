@@ -202,7 +202,11 @@ async def test_many_commands_while_the_driving_replica_dies(boxes: Boxes, times:
     boxes.go_to(next(one for one in boxes.cluster.replicas if one.alive))
     for agent, container in zip(handles, containers, strict=True):
         await agent.settled(within_s=180)
-        assert [value["output"] for _, value in await results(agent)] == ["it\n"] * each
+        found = [value for _, value in await results(agent)]
+        # Who takes over may tell that a command runs before it says anything; what is over has said it all.
+        assert {value["output"] for value in found if value["state"] == "exited"} == {"it\n"}
+        assert {value["state"] for value in found} <= {"exited", "running"}
+        assert len(found) == each
         ran = (await boxes.inside(container, "cat ran")).split()
         assert sorted(ran, key=int) == [str(number) for number in range(each)]
 

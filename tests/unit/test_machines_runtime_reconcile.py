@@ -45,6 +45,21 @@ async def test_a_running_command_is_retained_and_its_end_is_told_once() -> None:
     await runtime.close()
 
 
+async def test_a_retained_command_that_ends_soon_is_told_whole() -> None:
+    """The call that waits for it gets output and end, as if no runtime had been killed, and not an empty beginning."""
+    home = ScriptedHome()
+    runtime, one = await _left(home)
+    await runtime.reconcile([directive(one, "retain")])
+    async with connected(runtime) as server:
+        home.prints("prc_a", b"it\n")
+        home.ends("prc_a")
+        finished, event = await server.expect_report(wire.ProcessFinished)
+        assert event.result is not None
+        assert event.result.output == "it\n"
+        await server.acknowledge(finished)
+    await runtime.close()
+
+
 async def test_a_start_that_was_acknowledged_is_not_told_again() -> None:
     home = ScriptedHome()
     await _left(home)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Coroutine
-from typing import Any, Final, Literal, cast
+from typing import Any, Final
 
 from omnara.clock import Deadline
 from omnara.log import get_logger
 from omnara.machines import wire
-from omnara.machines.processes import Home, HomeFull, ProcessRecord, ProcessSpec, StartFailed
+from omnara.machines.processes import Home, HomeFull, ProcessRecord, StartFailed
 from omnara.machines.runtime.kept import Kept
+from omnara.machines.runtime.offered import spec_of
 from omnara.machines.runtime.outbox import Outbox
 from omnara.machines.runtime.reports import lost_event, never_started, started_event, storage_event
 from omnara.machines.runtime.tasks import Tasks
@@ -78,7 +79,7 @@ class Lives:
             return False
         life = self._lives[offer.process_id] = Life(offer.process_id, min(offer.wait_ms, wire.MAX_WAIT_MS) / 1000)
         try:
-            spec = _spec(offer)
+            spec = spec_of(offer)
             await self._home.prepare(spec)
         except StartFailed as error:
             life.fault = never_started(offer.process_id, "start_failed", str(error))
@@ -153,16 +154,13 @@ class Lives:
         life = self._lives.setdefault(record.process_id, Life(record.process_id, self._timing.restart_wait_s))
         if not life.running and not life.over:
             life.granted = life.running = True
-            self._spawn(self._follow(life, record, told=record.started_acknowledged), f"follow {record.process_id}")
+            self._spawn(self._resume(life, record), f"follow {record.process_id}")
 
     async def _run(self, life: Life) -> None:
         deadline = Deadline(life.wait_s)
         try:
             record = await self._home.execute(life.process_id, life.wait_s)
-            if record.exit is None and record.output_end > 0:
-                settle_s = min(self._timing.settle_s, deadline.remaining_s)
-                record = await self._home.watch(life.process_id, _NEVER, settle_s)
-            await self._follow(life, record, told=False)
+            await self._follow(life, await self._settle(record, deadline), told=False)
         except KeyError:
             self._lost(life)
         except HomeFull:
@@ -171,6 +169,27 @@ class Lives:
             self._outbox.add(life.process_id, "exit", "connection", storage_event(life.process_id))
         finally:
             life.running = False
+
+    async def _resume(self, life: Life, record: ProcessRecord) -> None:
+        """Follow a process of an earlier runtime; a call that waits for it gets its first output, as it would have."""
+        told = record.started_acknowledged
+        deadline = Deadline(life.wait_s)
+        try:
+            if not told and record.exit is None and record.supervisor_live:
+                if record.output_end == 0:
+                    record = await self._home.watch(life.process_id, 0, life.wait_s)
+                record = await self._settle(record, deadline)
+            await self._follow(life, record, told=told)
+        except KeyError:
+            self._lost(life)
+        finally:
+            life.running = False
+
+    async def _settle(self, record: ProcessRecord, deadline: Deadline) -> ProcessRecord:
+        """After the first output, give the end a moment: most commands say one thing and are over."""
+        if record.exit is not None or record.output_end == 0:
+            return record
+        return await self._home.watch(record.process_id, _NEVER, min(self._timing.settle_s, deadline.remaining_s))
 
     async def _follow(self, life: Life, record: ProcessRecord, *, told: bool) -> None:
         """Tell that a process runs, unless that was told, wait for its end, and tell that."""
@@ -273,25 +292,3 @@ class Lives:
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.spawn(work, name)
-
-
-def _spec(offer: wire.ProcessOffer) -> ProcessSpec:
-    """What is to be run. Raises StartFailed for an offer that says that it cannot be, or that no home can run."""
-    if offer.preparation_error:
-        raise StartFailed(offer.preparation_error)
-    if offer.io_mode not in ("", "pipe", "pty"):
-        raise StartFailed("there is no such io_mode")
-    texts = (offer.command, offer.cwd, *offer.env, *offer.env.values())
-    if any("\0" in text for text in texts):
-        raise StartFailed("a command, its directory and its environment cannot contain NUL")
-    if not offer.command.strip():
-        raise StartFailed("there is no command")
-    return ProcessSpec(
-        process_id=offer.process_id,
-        command=offer.command,
-        shell=offer.shell_selector or "default",
-        io_mode=cast("Literal['pipe', 'pty']", offer.io_mode or "pipe"),
-        cwd=offer.cwd,
-        env=offer.env,
-        timeout_seconds=offer.timeout_seconds,
-    )
