@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from aiodocker.exceptions import DockerError
 from aiodocker.stream import Message
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,6 +148,32 @@ async def test_a_line_that_speaks_without_being_asked_is_closed(said: bytes) -> 
     with pytest.raises(HomeLost):
         await line.request("list -")
     await line.close()
+
+
+class Unreachable:
+    """A container whose engine refuses the upgrade of an exec; it is the exec and its stream as well."""
+
+    closed = False
+
+    async def exec(self, *_: object, **__: object) -> Unreachable:
+        return self
+
+    def start(self, *, detach: bool) -> Unreachable:
+        return self
+
+    async def __aenter__(self) -> None:
+        raise DockerError(500, "cannot upgrade")
+
+    async def close(self) -> None:
+        self.closed = True
+        raise AssertionError
+
+
+async def test_a_stream_that_never_came_about_is_closed() -> None:
+    container = Unreachable()
+    with pytest.raises(HomeLost):
+        await channel.Channel.open(container, print, lambda: None, 1.0)  # type: ignore[arg-type]
+    assert container.closed
 
 
 async def test_one_question_has_one_answer() -> None:

@@ -9,6 +9,7 @@ Source: machines.md §13 (what was measured of exec).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -179,7 +180,13 @@ class Channel:
 
 async def _begin(stream: Any) -> None:
     """Make the connection now, so that a container that is not running is told here and not at the first request."""
-    await stream.__aenter__()
+    try:
+        await stream.__aenter__()
+    except BaseException:
+        # What never came about still holds the engine's answer; that it has no connection is one of its asserts.
+        with contextlib.suppress(*ENGINE_ERRORS):
+            await stream.close()
+        raise
 
 
 class _Parser:
