@@ -159,11 +159,19 @@ async def write_hot_row(connection: Connection, hot: HotRow, wake: Wake, *, rele
     )
 
 
-async def write_claimed_row(connection: Connection, hot: HotRow) -> None:
-    """Write the log's end and the open calls of a locked hot row back, for the holder of its claim."""
-    await connection.execute(
-        _SQL["write_claimed_row"], hot.agent_id, hot.next_sequence, hot.batch_sequence, hot.open_calls
+async def write_claimed_row(connection: Connection, hot: HotRow, worker_id: UUID, claim_token: int, epoch: int) -> bool:
+    """Write the log's end and the open calls of a locked hot row back; False when the claim is not that holder's."""
+    row = await connection.fetchval(
+        _SQL["write_claimed_row"],
+        hot.agent_id,
+        hot.next_sequence,
+        hot.batch_sequence,
+        hot.open_calls,
+        worker_id,
+        claim_token,
+        epoch,
     )
+    return row is not None
 
 
 async def touch_agent(connection: Connection, agent_id: UUID, config_id: UUID) -> None:

@@ -85,6 +85,14 @@ async def lock_claimed(connection: Connection, claim: Claim, worker_id: UUID) ->
     return None if row is None else HotRow(*row)
 
 
+async def park_call(connection: Connection, claim: Claim, worker_id: UUID, call_id: UUID) -> bool:
+    """Let a ready call of a locked agent wait for a machine; False when it is not ready or the claim is another's."""
+    row = await connection.fetchval(
+        _SQL["park_call"], claim.agent_id, call_id, worker_id, claim.claim_token, claim.epoch
+    )
+    return row is not None
+
+
 async def live_processes(connection: Connection, agent_id: UUID) -> int:
     """Count the processes of a locked agent that are not over."""
     count: int = await connection.fetchval(_SQL["live_processes"], agent_id)

@@ -16,6 +16,7 @@ from omnara.db.agents import HotRow, NewEventRow, NewTurnRow, Wake
 from omnara.db.calls import CallRow, Completion
 from omnara.db.connection import Connection
 from omnara.db.reads import EventRow
+from omnara.domain.claim import Claim
 from omnara.domain.content import ResultBlock
 from omnara.domain.events import (
     AgentInputPayload,
@@ -86,10 +87,14 @@ class Appending:
         await agents.write_hot_row(self._connection, self.hot, wake, release=release)
         return rows
 
-    async def write_under_claim(self) -> list[EventRow]:
-        """As `write`, for the claim's holder: it knows what it wrote, so the generation stays. Results only."""
+    async def write_under_claim(self, claim: Claim, worker_id: UUID) -> list[EventRow]:
+        """As `write`, for the claim's holder: it knows what it wrote, so the generation stays. Results only.
+
+        Raises RuntimeError when the claim is another's, which the lock rules out, so the transaction must end.
+        """
         rows = await self._write_rows()
-        await agents.write_claimed_row(self._connection, self.hot)
+        if not await agents.write_claimed_row(self._connection, self.hot, worker_id, claim.claim_token, claim.epoch):
+            raise RuntimeError("a claim moved under the lock of its agent")
         return rows
 
     async def _write_rows(self) -> list[EventRow]:

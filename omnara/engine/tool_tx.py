@@ -177,7 +177,7 @@ class _Attempt:
                 return _settled("completed" if call is None else call.state, (), hot)
             appending = Appending(connection, hot)
             outcome = known if known is not None else await self._outcome(connection, appending, ahead)
-            rows = await _write(connection, appending, call, outcome)
+            rows = await self._write(connection, appending, call, outcome)
             probes.hit("tool_tx", agent_id=agent_id, tool=self._call.name)
         probes.hit("tool_tx_committed", agent_id=agent_id, tool=self._call.name)
         return self._tell(appending, rows, outcome)
@@ -214,6 +214,18 @@ class _Attempt:
             )
         )
 
+    async def _write(
+        self, connection: Connection, appending: Appending, call: CallRow, outcome: Outcome
+    ) -> list[EventRow]:
+        """Both ways carry the claim in the statement itself, as every write of a claim's holder does."""
+        if isinstance(outcome, Queued):
+            if not await machine_calls.park_call(connection, self._claim, self._worker_id, call.id):
+                raise RuntimeError("a call left its state under the lock of its agent")
+        else:
+            result = outcome.result if isinstance(outcome, Done) else outcome
+            appending.add_result(call, result.outcome, result_blocks(result))
+        return await appending.write_under_claim(self._claim, self._worker_id) if appending.grew else []
+
     def _tell(self, appending: Appending, rows: list[EventRow], outcome: Outcome) -> Settled:
         hot = appending.hot
         events = tuple(_event(row) for row in rows)
@@ -229,16 +241,6 @@ class _Attempt:
         if not isinstance(outcome, ToolResult) and outcome.machines:
             self._deps.hints.machines(outcome.machines)
         return _settled(state, events, hot)
-
-
-async def _write(connection: Connection, appending: Appending, call: CallRow, outcome: Outcome) -> list[EventRow]:
-    if isinstance(outcome, Queued):
-        if not await calls.move(connection, call.agent_id, call.id, "ready", "waiting"):
-            raise RuntimeError("a call left its state under the lock of its agent")
-    else:
-        result = outcome.result if isinstance(outcome, Done) else outcome
-        appending.add_result(call, result.outcome, result_blocks(result))
-    return await appending.write_under_claim() if appending.grew else []
 
 
 def _settled(state: str, events: tuple[Event, ...], hot: HotRow) -> Settled:

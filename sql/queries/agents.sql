@@ -64,8 +64,10 @@ where agent_id = $1;
 
 -- name: write_claimed_row
 -- The end of the log and the open calls, after results that the claim holder itself wrote: nobody has to look again, so the
--- generation stays. The hot row is locked, and the claim was compared under the lock. Index: agent_sched_pkey.
-update agent_sched set next_sequence = $2, batch_sequence = $3, open_calls = $4 where agent_id = $1;
+-- generation stays. The hot row is locked; the statement carries the claim all the same. Index: agent_sched_pkey.
+update agent_sched set next_sequence = $2, batch_sequence = $3, open_calls = $4
+where agent_id = $1 and worker_id = $5 and claim_token = $6 and epoch = $7
+returning agent_id;
 
 -- name: touch_agent
 -- Note that an agent changed, and point it at a config. The hot row is locked. Index: agents_pkey.

@@ -7,6 +7,15 @@ from agent_sched
 where agent_id = $1 and worker_id = $2 and claim_token = $3 and epoch = $4 and step_number = $5 and next_sequence >= $6
 for no key update;
 
+-- name: park_call
+-- A ready call waits for a machine from here on, if the claim is the caller's. The agent is locked.
+-- Index: tool_calls_agent_id_id_key, agent_sched_pkey.
+update tool_calls t set state = 'waiting'
+from agent_sched s
+where t.agent_id = $1 and t.id = $2 and t.state = 'ready' and s.agent_id = t.agent_id
+  and s.worker_id = $3 and s.claim_token = $4 and s.epoch = $5
+returning t.id;
+
 -- name: live_processes
 -- How many processes of a locked agent are not over. Index: processes_agent_live.
 select count(*) from processes where agent_id = $1 and state in ('queued', 'starting', 'running');

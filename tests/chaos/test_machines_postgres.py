@@ -42,7 +42,8 @@ async def test_an_outage_is_no_reason_to_destroy_anything(
             await until(lambda: "503" in daemon.tail(), f"the daemon is refused for now\n{daemon.tail()}", limit_s=60)
             (daemon.work / "stop").touch()
             await until(lambda: daemon.lines("log") == ["begun", "over"], "the command goes on", limit_s=30)
-            await asyncio.sleep(1)
+            asked = daemon.log.read_text().count("503")
+            await until(lambda: daemon.log.read_text().count("503") > asked, "it asks again", limit_s=60)
             assert daemon.process is not None
             assert daemon.process.poll() is None, "it goes on asking"
             assert list(daemon.home.glob("installations/*/machines/*")), "and keeps what it has"

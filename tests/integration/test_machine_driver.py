@@ -305,7 +305,6 @@ async def test_an_outage_of_the_database_ends_no_driving(database: str, folders:
         proxy.cut()
         (scene.folder() / "stop").touch()
         await until((scene.folder() / "there").exists, "the command is over")
-        await asyncio.sleep(1)
         proxy.flow()
         row = await scene.ended(process_id, limit_s=30)
         assert (row["state"], row["exit_code"]) == ("exited", 0)
