@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, Literal
 
 from omnara.api.daemon import runtimes, socket
 from omnara.api.daemon.types import (
@@ -13,7 +13,7 @@ from omnara.api.daemon.types import (
     RegisterDaemonRuntimeRequest,
     RegisterDaemonRuntimeResponse,
 )
-from omnara.api.routing import Route
+from omnara.api.routing import DaemonHandler, Route
 from omnara.ids import IdKind
 
 __all__ = ["ROUTES"]
@@ -22,6 +22,23 @@ _BASE: Final = "/api/v1/daemon"
 _RUNTIME: Final = {"runtimeID": IdKind.DAEMON_RUNTIME}
 _COMMON: Final = frozenset({400, 401, 403, 404, 503})
 _RUNTIME_ERRORS: Final = _COMMON | {409, 410}
+
+
+def _runtime_route(
+    method: Literal["GET", "POST"], name: str, operation_id: str, handler: DaemonHandler, response: tuple[int, Any]
+) -> Route:
+    """A route of one runtime; whose it is, the token says."""
+    return Route(
+        method=method,
+        path=f"{_BASE}/runtimes/{{runtimeID}}/{name}",
+        operation_id=operation_id,
+        handler=handler,
+        daemon=True,
+        path_ids=_RUNTIME,
+        responses={response[0]: response[1]},
+        errors=_RUNTIME_ERRORS,
+    )
+
 
 ROUTES: Final = (
     Route(
@@ -43,36 +60,9 @@ ROUTES: Final = (
         responses={201: RegisterDaemonRuntimeResponse},
         errors=_RUNTIME_ERRORS,
     ),
-    Route(
-        method="GET",
-        path=f"{_BASE}/runtimes/{{runtimeID}}/socket",
-        operation_id="socketMachineDaemonRuntime",
-        handler=socket.open_socket,
-        daemon=True,
-        path_ids=_RUNTIME,
-        responses={101: None},
-        errors=_RUNTIME_ERRORS,
-    ),
-    Route(
-        method="POST",
-        path=f"{_BASE}/runtimes/{{runtimeID}}/end",
-        operation_id="endMachineDaemonRuntime",
-        handler=runtimes.end,
-        daemon=True,
-        path_ids=_RUNTIME,
-        responses={200: DaemonRuntime},
-        errors=_RUNTIME_ERRORS,
-    ),
-    Route(
-        method="POST",
-        path=f"{_BASE}/runtimes/{{runtimeID}}/sleep",
-        operation_id="sleepMachineDaemonRuntime",
-        handler=runtimes.sleep,
-        daemon=True,
-        path_ids=_RUNTIME,
-        responses={200: DaemonRuntime},
-        errors=_RUNTIME_ERRORS,
-    ),
+    _runtime_route("GET", "socket", "socketMachineDaemonRuntime", socket.open_socket, (101, None)),
+    _runtime_route("POST", "end", "endMachineDaemonRuntime", runtimes.end, (200, DaemonRuntime)),
+    _runtime_route("POST", "sleep", "sleepMachineDaemonRuntime", runtimes.sleep, (200, DaemonRuntime)),
     Route(
         method="POST",
         path=f"{_BASE}/failures",
