@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 
 from omnara.db.advance import advance
+from omnara.db.locks import hold_identity, worker_key
 from omnara.db.sched import ALWAYS, claim_agents
 from omnara.db.snapshot import read_for_step
 from omnara.domain.advance import Advance
@@ -22,12 +23,14 @@ PLAN = StepPlan(new_uuid(), None, ModelTarget(revision_id="", provider="", api_f
 
 
 async def hand_worker(engine: Engine) -> UUID:
-    """A live worker row without a process behind it."""
+    """A live worker row without a process behind it. This session holds its lock, or a running replica would declare it
+    dead."""
     worker_id = new_uuid()
+    assert await hold_identity(engine.sql, worker_key(worker_id))  # type: ignore[arg-type]
     await engine.sql.execute(
         """insert into workers (id, lock_key, roles, version, lease_expires_at)
            values ($1, $2, '{worker}', 'test', clock_timestamp() + interval '1 hour')""",
-        worker_id, worker_id.int % 2**62,
+        worker_id, worker_key(worker_id),
     )
     return worker_id
 
