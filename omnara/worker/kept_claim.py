@@ -7,6 +7,7 @@ Source: DESIGN §3 "Three verbs".
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from omnara.clock import monotonic
 from omnara.db.failures import DatabaseUnavailable
@@ -37,6 +38,8 @@ class KeptClaim:
         self._steering: tuple[WaitingInput, ...] = ()
         self._more_queued = False
         self._open_calls = claim.open_calls
+        self._unsettled = False
+        """Whether transactional calls of this step stay ready, so that the claim is to be given back after it."""
         self._plan: StepPlan | None = None
         self._memory = Memory(host, claim)
         self._started = 0.0
@@ -114,6 +117,25 @@ class KeptClaim:
             self._host.released(self.claim, ready=done.ready and not item.ready_s, ready_s=item.ready_s)
             return None
         return self._opened(item, done, calls)
+
+    async def _settle_all(self, calls: Sequence[RunningCall], *, others_run: bool) -> bool:
+        """Settle transactional calls one after another; False when the claim is no longer ours.
+
+        When the database cannot do it, they stay ready, and somebody settles them later. With `others_run`, other calls
+        of the step are marked as running, and only this run may run them: it goes on instead of ending by that failure,
+        after which they would count as interrupted although nothing has happened to them. Without, raises it.
+        """
+        for call in calls:
+            try:
+                if not await self._settle(call):
+                    return False
+            except Exception as error:
+                if not others_run:
+                    raise
+                log.warning("transactional_calls_postponed", tool=call.name, error=repr(error))
+                self._unsettled = True
+                break
+        return True
 
     async def _settle(self, call: RunningCall) -> bool:
         """Run a transactional call, and take over what it did to the log; False when the claim is no longer ours."""

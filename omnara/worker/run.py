@@ -261,10 +261,10 @@ class AgentRun(KeptClaim):
 
     async def _tools_step(self, begun: ToolsBegun) -> Begun | ToolsBegun | None:
         plan = await self._get_plan()
-        for call in begun.calls:
-            if call.is_transactional and not await self._settle(call):
-                return None
         calls = [call for call in begun.calls if not call.is_transactional]
+        transactional = [call for call in begun.calls if call.is_transactional]
+        if not await self._settle_all(transactional, others_run=bool(calls)):
+            return None
         if not calls:
             return await self._save_finished(begun, [], await self._after_tools(plan))
         await self._host.may_start_effects()
@@ -282,6 +282,8 @@ class AgentRun(KeptClaim):
         raise AssertionError("a tools step has at least one call")
 
     async def _after_tools(self, plan: StepPlan) -> Next:
+        if self._unsettled:
+            return Next("tools", ready_s=0.0)
         upcoming = await self._upcoming(plan)
         return self._yielding(Next("wait") if self._open_calls else self._model_next(upcoming, self._steering))
 

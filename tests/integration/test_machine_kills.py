@@ -9,6 +9,7 @@ import asyncio
 import signal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from omnara import probes
 from omnara.db import machine_calls
 from omnara.db.failures import DatabaseUnavailable
+from omnara.domain.content import TextBlock
 from omnara.domain.message import AssistantMessage
 from omnara.engine.cancel import cancel_agent
 from omnara.engine.lifecycle import archive
@@ -23,9 +25,10 @@ from omnara.engine.scope import AgentPath
 from omnara.ids import IdKind, encode
 from omnara.providers.in_process import ask, say
 from omnara.providers.protocol import ModelCall, Outcome
+from omnara.tools.protocol import ToolCallRequest, ToolResult, succeeded
 from tests.integration.test_recovery_processes import Files, process
 from tests.support.crashing import owner, step_states, terminate
-from tests.support.engine import Engine, engine_on
+from tests.support.engine import Engine, built_in, engine_on
 from tests.support.hand_machine import (
     HandMachine,
     add_machine,
@@ -121,6 +124,59 @@ async def test_a_commit_of_unknown_outcome_is_found_out(database: str) -> None:
             await engine.until_idle(agent)
         assert len(await processes(engine, agent)) == 1
         assert len(await results(engine, agent)) == 1
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_what_runs_outside_is_done_once_while_the_database_fails_the_others_of_its_batch(
+    database: str, committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the first of the others has happened, and nobody could hear of it."""
+    ran: list[UUID] = []
+    away = asyncio.Event()
+    real = machine_calls.lock_claimed
+
+    async def look(call: ToolCallRequest) -> ToolResult:
+        ran.append(call.id)
+        away.clear()
+        return succeeded(TextBlock("looked"))
+
+    async def lock_claimed(*args: Any) -> Any:
+        if away.is_set():
+            raise DatabaseUnavailable
+        return await real(*args)
+
+    def break_it(point: probes.Point) -> None:
+        if point.name == ("tool_tx_committed" if committed else "tool_tx") and not ran:
+            away.set()
+            raise DatabaseUnavailable
+
+    def asks(call: ModelCall) -> Outcome:
+        batch: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("outside", {}),
+            ("list_processes", {}),
+            ("run_command", {"command": "make"}),
+            ("outside", {}),
+        )
+        return ask(call, *batch) if len(call.context.messages()) == 1 else say("done")
+
+    monkeypatch.setattr(machine_calls, "lock_claimed", lock_claimed)
+    with built_in("outside", look), probes.attach(break_it):
+        async with engine_on(database, asks) as engine:
+            tools = dict.fromkeys(("outside", "list_processes", "run_command"), "always_allow")
+            [agent] = await engine.add_agents(tools=tools)
+            machine_id = await add_machine(engine)
+            await bind(engine, agent, machine_id, "mchr-aaaaaa")
+            [replica] = await engine.start()
+            await engine.say(agent)
+            machine = HandMachine(replica.deps, machine_id)
+            await machine.connect()
+            offer = await machine.take()
+            await machine.finished(offer.process_id)
+            await engine.until_idle(agent)
+            assert len(ran) == len(set(ran)) == 2
+            assert [outcome for outcome, _ in await results(engine, agent)] == ["succeeded"] * 4
+            assert len(await processes(engine, agent)) == 1
+            assert set(await step_states(engine, agent)) == {"succeeded"}
 
 
 async def test_a_connection_lost_in_the_transaction_is_no_loss(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
