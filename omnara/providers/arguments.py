@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import msgspec
 
-from omnara.domain.text import clean
 from omnara.providers.nesting import nested_deeper
 
 MAX_DEPTH: Final = 128
@@ -29,7 +28,8 @@ _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 def read_arguments(text: str) -> tuple[dict[str, Any], str | None]:
     """Decode the JSON text of a call's arguments. Returns (arguments, None), or ({}, what is wrong with them).
 
-    No text at all means no arguments. NUL and lone surrogates become U+FFFD.
+    No text at all means no arguments. They may hold NUL and lone surrogates: a call must not run with something else in
+    their place, so whoever decides about it has to see them, and whoever stores them cleans them.
     """
     if not text.strip():
         return {}, None
@@ -43,7 +43,7 @@ def read_arguments(text: str) -> tuple[dict[str, Any], str | None]:
         return {}, f"the arguments are not valid JSON: {_reason(error)}"
     if not isinstance(value, dict):
         return {}, "the arguments are not a JSON object"
-    return clean(value), None
+    return value, None
 
 
 def _decode(text: str) -> Any:

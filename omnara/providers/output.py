@@ -28,7 +28,7 @@ from omnara.domain.stream import (
     ToolArgumentsDelta,
     ToolUseStreamBlock,
 )
-from omnara.domain.text import clean_text, is_blank
+from omnara.domain.text import clean, clean_text, is_blank
 from omnara.providers.arguments import read_arguments
 from omnara.providers.json_events import BadEvent
 from omnara.providers.protocol import MAX_CALL_ID_BYTES, Completed, CompletedBlock, Failed, RequestedCall
@@ -71,7 +71,7 @@ class _Block(msgspec.Struct):
     read: tuple[dict[str, Any], str | None] | None = None
 
     def arguments(self) -> tuple[dict[str, Any], str | None]:
-        """The arguments of a call, and what is wrong with them. Read once, when the answer is over."""
+        """The arguments of a call, uncleaned, and what is wrong with them. Read once, when the answer is over."""
         if self.read is None:
             self.read = read_arguments(self.raw())
         return self.read
@@ -192,8 +192,9 @@ class OutputBuilder:
         return self._blocks[index].provider_id
 
     def arguments(self, index: int) -> tuple[dict[str, Any], str | None]:
-        """The arguments of the call at `index`, and what is wrong with them."""
-        return self._blocks[index].arguments()
+        """The arguments of the call at `index` as the log has them, and what is wrong with them."""
+        arguments, problem = self._blocks[index].arguments()
+        return clean(arguments), problem
 
     def finish(
         self, reason: ModelStopReason, usage: ModelUsage, *, replay: Callable[[], bytes | None], request_id: str

@@ -134,7 +134,10 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestedCall(msgspec.Struct, frozen=True):
-    """A call that the model asks for. With a `problem` its arguments are unusable: it must fail, and never run."""
+    """A call that the model asks for. With a `problem` its arguments are unusable: it must fail, and never run.
+
+    `input` is as the model wrote it: it may hold characters that cannot be stored.
+    """
 
     id: UUID
     public_id: str

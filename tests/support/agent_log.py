@@ -31,6 +31,7 @@ from omnara.domain.events import (
     ToolResultPayload,
 )
 from omnara.domain.stream import StreamDelta
+from omnara.domain.text import clean
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.providers import (
     Completed,
@@ -187,5 +188,5 @@ class Driver:
 def stored(block: TextBlock | ReasoningBlock | RequestedCall) -> OutputBlock:
     """A block as the engine saves it."""
     if isinstance(block, RequestedCall):
-        return ToolCallBlock(block.public_id, "custom", block.name, block.input)
+        return ToolCallBlock(block.public_id, "custom", block.name, clean(block.input))
     return block

@@ -300,9 +300,9 @@ def read_nested(depth: int) -> dict[str, Any]:
     [
         ("", {}, None),
         (" ", {}, None),
-        ('{"a":"\\u0000"}', {"a": "\ufffd"}, None),
-        ('{"a":"\\ud83d\\ude00","b":"\\ud83d"}', {"a": "😀", "b": "\ufffd"}, None),
-        ('{"a":"\ud83d"}', {"a": "\ufffd"}, None),
+        ('{"a":"\\u0000"}', {"a": "\0"}, None),
+        ('{"a":"\\ud83d\\ude00","b":"\\ud83d"}', {"a": "😀", "b": "\ud83d"}, None),
+        ('{"a":"\ud83d"}', {"a": "\ud83d"}, None),
         ('{"a":"' + "[" * 500 + '"}', {"a": "[" * 500}, None),
         ("[1]", {}, "not a JSON object"),
         ('{"a":', {}, "not valid JSON"),

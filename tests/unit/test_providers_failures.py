@@ -283,6 +283,20 @@ async def test_characters_that_the_database_refuses(
 
 
 @pytest.mark.parametrize("api_format", FORMATS)
+async def test_a_call_with_such_characters_is_told_as_it_was_asked(gateway: ModelGateway, api_format: str) -> None:
+    """Whoever decides about a call must see what it cannot run; what goes back to the model can be stored."""
+    asked = {"command": "printf 'a\0b' >file"}
+    async with ModelServer(plan(Answer(blocks=(Call("look", asked),)), say("Done."))) as server:
+        driver = Driver(gateway, target(server.url, api_format))
+        driver.log.user("go")
+        outcome = await driver.attempt()
+    assert isinstance(outcome, Completed)
+    (call,) = outcome.calls
+    assert (call.input, call.problem) == (asked, None)
+    assert b"u0000" not in (outcome.replay or b"")
+
+
+@pytest.mark.parametrize("api_format", FORMATS)
 async def test_the_conversation_goes_on_after_each_of_these(gateway: ModelGateway, api_format: str) -> None:
     """A failed attempt leaves nothing behind: the next request is the same, then grows."""
     async with ModelServer(plan(BUSY, say("Done."))) as server:
