@@ -20,7 +20,7 @@ _SQL = Queries("bindings")
 class BoundMachine(msgspec.Struct, frozen=True):
     """A machine that is attached to an agent. `offline_s`: since when it was not heard of; None: online or asleep.
 
-    `seen`: some daemon registered for it. `granted`: the agent's project may use it.
+    `served_s`: for how long there was somebody to hear it. `seen`: some daemon registered for it. `granted`: the agent's project may use it.
     """
 
     binding_id: UUID
@@ -49,6 +49,7 @@ class BoundMachine(msgspec.Struct, frozen=True):
     created_at: datetime
     asleep: bool
     offline_s: float | None
+    served_s: float
     seen: bool
     granted: bool
 
@@ -257,9 +258,19 @@ async def insert_pool_machine(connection: Connection, new: NewPoolMachine) -> No
     await connection.execute(_SQL["insert_pool_machine"], *msgspec.structs.astuple(new))
 
 
-async def lock_machines(connection: Connection, machine_ids: Collection[UUID]) -> None:
-    """Lock machines until the transaction ends. Before any agent is locked."""
-    await connection.fetch(_SQL["lock_machines"], list(machine_ids))
+async def lock_machines(connection: Connection, machine_ids: Collection[UUID], *, at_once: bool = False) -> None:
+    """Lock machines until the transaction ends, before any agent. After one `at_once`: never waits, raises instead."""
+    await connection.fetch(_SQL["lock_machines_at_once" if at_once else "lock_machines"], list(machine_ids))
+
+
+async def share_machines(connection: Connection, machine_ids: Collection[UUID]) -> None:
+    """Keep machines from being deleted or withdrawn until the transaction ends. Before any agent is locked."""
+    await connection.fetch(_SQL["share_machines"], list(machine_ids))
+
+
+async def keep_machine(connection: Connection, machine_id: UUID) -> bool:
+    """Keep a machine that is shared already from being deleted; False when it is gone. Without waiting, as above."""
+    return await connection.fetchval(_SQL["keep_machine"], machine_id) is not None
 
 
 async def delete_machines(connection: Connection, machine_ids: Collection[UUID], reason: str) -> list[UUID]:

@@ -24,7 +24,7 @@ from omnara.engine.appending import Appending
 from omnara.engine.configs import ConfigView, draft_of, store_draft, view
 from omnara.engine.deps import Deps, announce
 from omnara.engine.machines.bindings import lock_for_change, reconcile
-from omnara.engine.machines.sources import pool_ids, resolve_sources
+from omnara.engine.machines.sources import resolve_sources
 from omnara.engine.scope import AgentPath, locate
 from omnara.errors import IdempotencyKeyConflict, StateTransitionConflict
 from omnara.ids import IdKind, encode, new_uuid
@@ -86,8 +86,7 @@ async def _change(
     key: str | None,
 ) -> ChangedConfig:
     project = ProjectScope(agent.org_id, agent.project_id)
-    pools = pool_ids(await resolve_sources(connection, project, draft.machine_sources))
-    await lock_for_change(connection, agent.id, pools)
+    await lock_for_change(connection, agent.id, await resolve_sources(connection, project, draft.machine_sources))
     appending = await Appending.lock(connection, agent.id)
     hot = appending.hot
     config = (await store_draft(connection, project, draft, *source)).config

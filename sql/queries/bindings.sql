@@ -1,7 +1,8 @@
 -- name: bound_machines
 -- The machines that an agent has, oldest binding first, with what its tools need to know of them. `offline_s`: seconds since
--- the machine was last heard of; null while it is online or asleep. `granted`: its project may use it.
--- Index: agent_machine_bindings_attached, machines_pkey, machine_runtimes_pkey, machine_grants_machine.
+-- the machine was last heard of; null while it is online or asleep. `served_s`: seconds for which it could have been heard,
+-- since Postgres and the oldest living process began. `granted`: its project may use it.
+-- Index: agent_machine_bindings_attached, machines_pkey, machine_runtimes_pkey, machine_grants_machine, workers_live.
 select b.id, b.machine_id, b.machine_ref, b.binding_kind, b.source_key, b.description, b.cwd, b.env_overlay,
        b.secret_env_overlay, m.display_name, m.description as machine_description, m.provider, m.cwd as machine_cwd, m.env,
        m.secret_env, m.observed_platform, m.cpu, m.memory_mb, m.lifecycle_state, m.lifecycle_reason_code,
@@ -12,6 +13,8 @@ select b.id, b.machine_id, b.machine_ref, b.binding_kind, b.source_key, b.descri
             else extract(epoch from statement_timestamp() - coalesce(
                    least(r.disconnected_at, r.lease_expires_at, r.ended_at), m.activated_at, m.created_at))::float8
        end as offline_s,
+       extract(epoch from statement_timestamp() - greatest(pg_postmaster_start_time(),
+         (select min(w.started_at) from workers w where w.state = 'live')))::float8 as served_s,
        r.id is not null as seen,
        exists (select from machine_grants g
                 where g.project_id = b.project_id and g.machine_id = b.machine_id and g.deleted_at is null) as granted
@@ -130,6 +133,21 @@ select $16, $2, $5, m.id, $4, 'pool' from m;
 -- name: lock_machines
 -- Lock machines, in order of id: before any agent. Index: machines_pkey.
 select id from machines where id = any($1::uuid[]) order by id for no key update;
+
+-- name: lock_machines_at_once
+-- Lock machines after their agent without waiting: one that somebody else holds is an error, after which the transaction
+-- begins again and locks it in its place. Index: machines_pkey.
+select id from machines where id = any($1::uuid[]) order by id for no key update nowait;
+
+-- name: share_machines
+-- Keep machines from being deleted or withdrawn, in order of id: before any agent that others may lock. Index: machines_pkey.
+select id from machines where id = any($1::uuid[]) order by id for share;
+
+-- name: keep_machine
+-- Keep a machine that is attached now from being deleted, without waiting; no row when it is gone or will be.
+-- Index: machines_pkey.
+select id from machines
+where id = $1 and deleted_at is null and lifecycle_state not in ('deleting', 'delete_failed') for share nowait;
 
 -- name: delete_machines
 -- Pool machines that are to be deleted. They are locked. Index: machines_pkey.

@@ -22,6 +22,7 @@ from omnara.engine.appending import Appending
 from omnara.engine.machines.admission import Owner, add_pool_machine, attach, new_ref
 from omnara.engine.machines.closing import close_binding
 from omnara.engine.machines.sources import SANDBOX, check_sources, pool_ids, secret_uuids, source_key
+from omnara.errors import InvalidRequest
 from omnara.ids import IdKind, decode
 
 __all__ = ["add_at_launch", "lock_for_change", "lock_for_release", "reconcile", "release", "release_all"]
@@ -39,8 +40,8 @@ async def add_at_launch(
     """
     if not sources:
         return set()
+    await _lock_sources(connection, sources)  # nobody else can see this agent yet, so nobody waits for it
     await check_sources(connection, project, sources)
-    await db.lock_pools(connection, pool_ids(sources))
     owner = Owner(project.org_id, project.project_id, agent_id)
     told: set[UUID] = set()
     for source in sources:
@@ -48,15 +49,17 @@ async def add_at_launch(
     return told
 
 
-async def lock_for_change(connection: Connection, agent_id: UUID, pools: Sequence[UUID]) -> None:
-    """Lock what a change of an agent's machines may touch. Before the agent is locked."""
-    if pools:
-        await db.lock_pools(connection, pools)
+async def lock_for_change(connection: Connection, agent_id: UUID, sources: Sequence[Source]) -> None:
+    """Lock what a change of an agent's machines to these sources may touch. Before the agent is locked."""
+    await _lock_sources(connection, sources)
     await lock_for_release(connection, agent_id)
 
 
 async def lock_for_release(connection: Connection, agent_id: UUID) -> None:
-    """Lock the pool machines of an agent, which go with it. Before the agent is locked."""
+    """Lock the pool machines of an agent, which go with it. Before the agent is locked.
+
+    It may get another one between this and its own lock; `release` sees to that.
+    """
     found = [m.machine_id for m in await db.bound_machines(connection, agent_id) if m.binding_kind == "pool"]
     if found:
         await db.lock_machines(connection, found)
@@ -68,7 +71,8 @@ async def reconcile(
     """Give a locked agent the machines of another config; returns the machines to hint at after the commit.
 
     What the config no longer names is released, with its work; results of calls that waited for it go to `appending`.
-    Machines that a tool made from a pool stay as long as the pool is named. Raises Conflict (no room).
+    Machines that a tool made from a pool stay as long as the pool is named. Raises Conflict (no room), InvalidRequest
+    (a machine was deleted since the sources were locked).
     """
     agent_id = appending.hot.agent_id
     bound = await db.bound_machines(connection, agent_id)
@@ -88,14 +92,18 @@ async def release(
 ) -> set[UUID]:
     """Take machines from a locked agent, with all that it has on them; those of pools will be deleted.
 
-    Returns the machines to hint at after the commit. Results of calls that waited go to `appending`.
+    Returns the machines to hint at after the commit. Results of calls that waited go to `appending`. A machine that the
+    agent got after `lock_for_release` looked is locked out of order, so never waited for: when somebody holds it, this
+    raises DatabaseUnavailable with a cause after which the transaction is to be run again.
     """
     told: set[UUID] = set()
+    pooled = [machine.machine_id for machine in machines if machine.binding_kind == "pool"]
+    if pooled:
+        await db.lock_machines(connection, pooled, at_once=True)
     for machine in machines:
         told |= await close_binding(connection, appending, machine.binding_id)
     if machines:
         await db.release_bindings(connection, [machine.binding_id for machine in machines])
-    pooled = [machine.machine_id for machine in machines if machine.binding_kind == "pool"]
     return told | set(await db.delete_machines(connection, pooled, reason)) if pooled else told
 
 
@@ -105,11 +113,22 @@ async def release_all(connection: Connection, appending: Appending, reason: str 
     return await release(connection, appending, bound, reason)
 
 
+async def _lock_sources(connection: Connection, sources: Sequence[Source]) -> None:
+    """Pools against other admissions; machines against whoever deletes them, or takes them from the project."""
+    if pools := pool_ids(sources):
+        await db.lock_pools(connection, pools)
+    if machines := [decode(IdKind.MACHINE, s.machine_id) for s in sources if isinstance(s, MachineSource)]:
+        await db.share_machines(connection, machines)
+
+
 async def _fill(connection: Connection, owner: Owner, source: Source, there: int) -> set[UUID]:
     """Attach what is missing of a source of which there are `there` machines."""
     if isinstance(source, MachineSource):
+        machine_id = decode(IdKind.MACHINE, source.machine_id)
         if not there:
-            await attach(connection, owner, source, decode(IdKind.MACHINE, source.machine_id))
+            if not await db.keep_machine(connection, machine_id):
+                raise InvalidRequest(f"the machine {source.machine_id} is deleted")
+            await attach(connection, owner, source, machine_id)
         return set()
     missing = range(there, source.initial_num_machines)
     return {(await add_pool_machine(connection, owner, source)).machine_id for _ in missing}
