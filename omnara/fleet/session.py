@@ -16,10 +16,9 @@ from omnara.db.fleet import Channel
 from omnara.domain.processes import OFFERED_ACTIONS, OFFERED_PROCESSES
 from omnara.engine.deps import Deps
 from omnara.engine.machines import accept, offers, reports, runtimes
-from omnara.engine.machines.reconcile import CONFLICT as CONTRADICTION
-from omnara.engine.machines.verdicts import contradicts
 from omnara.errors import Unavailable
 from omnara.fleet.outstanding import Outstanding
+from omnara.fleet.strays import Strays
 from omnara.ids import IdKind, InvalidPublicId, decode, encode
 from omnara.log import get_logger
 from omnara.machines.frames import (
@@ -63,7 +62,7 @@ class Session:
     """One channel. `run` returns when it is over, however it ended; `wake` and `close` may be called at any time.
 
     `turns` bounds how many channels of the process use the database at once: they wait here for as long as it takes,
-    and not in the pool, whose patience is that of a request.
+    and not in the pool, whose patience is that of a request. `strays`: what the process's channels refused.
 
     `silence_s`: how long the other side may say nothing. `coarse_s`: not None for a machine that this process drives;
     its beats only show that its tasks are alive, and whoever drives it extends the leases of all its machines at once.
@@ -75,6 +74,7 @@ class Session:
         link: Link[FromServer, FromDaemon],
         channel: Channel,
         turns: asyncio.Semaphore,
+        strays: Strays,
         *,
         silence_s: float | None = None,
         coarse_s: float | None = None,
@@ -83,6 +83,7 @@ class Session:
         self._deps = deps
         self._link = link
         self._turns = turns
+        self._strays = strays
         self._silence_s = silence_s
         self._coarse_s = coarse_s
         self._wanted = asyncio.Event()
@@ -242,9 +243,9 @@ class Session:
             log.warning("a report could not be written", error=str(error))
             code = "storage_unavailable"
             ack = ReportAck(ack_status="transient_error", report_id=frame.report_id, error_code=code, error="try again")
+        ack, told = self._strays.answer(self.channel, frame, ack)
         await self._link.send(ack)
-        if contradicts(ack):  # an error of this kind makes the machine register
-            told = ErrorFrame(error_code=CONTRADICTION, error=ack.error, process_id=frame.event.process_id)
+        if told is not None:
             await self._link.send(told)
         self.wake()
 
@@ -294,7 +295,6 @@ def _unavailable(code: str, process_id: str, action_id: str = "") -> ErrorFrame:
 def _uuid(text: str) -> UUID | None:
     """Return the UUID that is written there; None for the zero one, too, which names nothing."""
     try:
-        found = UUID(text)
+        return UUID(text) if UUID(text).int else None
     except ValueError:
         return None
-    return found if found.int else None

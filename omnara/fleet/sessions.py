@@ -22,6 +22,7 @@ from omnara.engine.deps import Deps
 from omnara.engine.machines import runtimes
 from omnara.errors import Unavailable
 from omnara.fleet.session import Session
+from omnara.fleet.strays import Strays
 from omnara.ids import new_uuid
 from omnara.log import get_logger
 from omnara.machines.frames import FromDaemon, FromServer
@@ -41,7 +42,10 @@ CHUNK: Final = 1_000
 
 
 class Sessions:
-    """A `Service` and the registry of open channels. `worker_id` tells this process's identity."""
+    """A `Service` and the registry of open channels. `worker_id` tells this process's identity.
+
+    `turns` bounds how much of what machines ask is at the database at once.
+    """
 
     name = "channels"
 
@@ -51,7 +55,8 @@ class Sessions:
         self._worker_id = worker_id
         self._open: dict[str, Session] = {}  # by the text of the machine's id, as hints have it
         self._tasks = Tasks()
-        self._turns = asyncio.Semaphore(max(1, deps.db.size - 1))
+        self.turns = asyncio.Semaphore(max(1, deps.db.size - 1))
+        self._strays = Strays()
         self._closing = False
 
     def __len__(self) -> int:
@@ -83,7 +88,7 @@ class Sessions:
         coarse_s: float | None = None,
     ) -> None:
         """Serve a channel until it is over; an older one of the same machine in this process is closed first."""
-        session = Session(self._deps, link, channel, self._turns, silence_s=silence_s, coarse_s=coarse_s)
+        session = Session(self._deps, link, channel, self.turns, self._strays, silence_s=silence_s, coarse_s=coarse_s)
         key = str(channel.machine_id)
         served = self._deps.metrics.machine_channels.labels("socket" if coarse_s is None else "driven")
         served.inc()

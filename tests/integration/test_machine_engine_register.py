@@ -174,7 +174,7 @@ async def test_who_drives_a_machine_no_more_registers_nothing_for_it(engine: Eng
             ("unknown", "reconciliation_conflict"),
             "reconciliation_conflict",
         ),
-        ("running", ("prepared", True, False), "release", ("unknown", "reconciliation_conflict"), "told"),
+        ("running", ("prepared", True, False), "close_preparation", ("unknown", "reconciliation_conflict"), "told"),
         # No claim.
         ("queued", None, None, ("queued", ""), None),
         ("starting", None, None, ("unknown", MISSING), MISSING),
@@ -260,6 +260,7 @@ async def acted(floor: Floor, state: str, kind: str = "write") -> tuple[Job, Any
         ("failed", None, True, False, "release", ("failed", "broken")),
         ("queued", None, True, False, None, ("queued", "")),
         ("queued", "effect_committed", True, False, "release", ("unknown", "reconciliation_conflict")),
+        ("queued", "terminal", True, False, "settle", ("unknown", "reconciliation_conflict")),
     ],
 )
 async def test_actions_are_reconciled(

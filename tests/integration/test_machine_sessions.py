@@ -179,6 +179,10 @@ async def test_what_becomes_of_actions_is_told_without_a_payload_unless_it_is_to
         "actions": [action | {"position": "terminal"}],
     }
     (told,) = (await daemon.register([claim]))["reconciliation"]["processes"]
+    # Its outcome is frozen there: a daemon that were to release it could not, and would never be registered.
+    assert told["actions"] == [action | {"disposition": "settle"}]
+    claim["actions"] = [action | {"position": "effect_committed"}]
+    (told,) = (await daemon.register([claim]))["reconciliation"]["processes"]
     assert told["actions"] == [action | {"disposition": "release"}]
     await daemon.connect()
     await daemon.finished(public)
@@ -322,6 +326,28 @@ async def test_what_the_database_has_forgotten_makes_the_machine_register(
     assert [found["disposition"] for found in registered["reconciliation"]["processes"]] == ["release"]
     if lost == "grant":
         assert await bench.state(process_id) == "unknown"
+    # What it was refused is sent again on the next channel: taken note of, or it would register for ever.
+    await daemon.connect()
+    for report in (daemon.started, daemon.finished):
+        assert (await report(public))["ack_status"] == "cleanup_only"
+    await daemon.beat()
+    assert (await daemon.receive())[0] == "heartbeat_ack", "no error comes before it"
+
+
+async def test_what_was_only_prepared_and_nobody_knows_is_closed(bench: Bench, daemon: RawDaemon) -> None:
+    """A daemon can stop only what was accepted: told to release a preparation, it would fail to register for ever."""
+    claim = {
+        "process_id": encode(IdKind.PROCESS, new_uuid()),
+        "supervisor_instance_id": "s1",
+        "phase": "prepared",
+        "supervisor_live": True,
+        "execution_committed": False,
+        "action_admission_closed": False,
+        "resolved_action_seq": 0,
+        "actions": [],
+    }
+    registered = await daemon.register([claim])
+    assert [found["disposition"] for found in registered["reconciliation"]["processes"]] == ["close_preparation"]
 
 
 # --- what is none of its business ---------------------------------------------------------------------------

@@ -95,9 +95,14 @@ def plan(claims: Sequence[ProcessClaim], held: Sequence[HeldProcess], actions: S
     return made
 
 
+def is_prepared(claim: ProcessClaim) -> bool:
+    """Whether a machine only got a process ready. There is nothing to stop then: a daemon refuses to release it."""
+    return claim.phase in ("preparing", "prepared") and not claim.execution_committed
+
+
 def decide_process(state: str, claim: ProcessClaim) -> Decision:
     """Return the row of the first table that fits a stored state and a claim."""
-    prepared = claim.phase in ("preparing", "prepared") and not claim.execution_committed
+    prepared = is_prepared(claim)
     if state in OVER:
         return Decision("close_preparation" if prepared else "release")
     if state == "queued":
@@ -110,7 +115,7 @@ def decide_process(state: str, claim: ProcessClaim) -> Decision:
     if claim.execution_committed:
         return Decision("retain") if claim.supervisor_live else Decision("release", ("unknown", MISSING))
     if state == "running":
-        return Decision("release", ("unknown", CONFLICT), contradicts=True)
+        return Decision("close_preparation" if prepared else "release", ("unknown", CONFLICT), contradicts=True)
     return Decision("start") if claim.supervisor_live else Decision("release", ("failed", NOT_STARTED))
 
 
@@ -135,7 +140,7 @@ def _decide_present(
 ) -> tuple[Literal["retain", "settle", "release"], tuple[str, str] | None]:
     terminal = local.position == "terminal"
     if action.state == "queued":
-        return "release", ("unknown", CONFLICT)
+        return ("settle" if terminal else "release"), ("unknown", CONFLICT)
     if action.state == "accepted":
         return ("retain", None) if terminal or live else ("release", ("unknown", UNRECOVERABLE))
     if terminal:
@@ -147,7 +152,8 @@ def _decide(made: Plan, claim: ProcessClaim, process: HeldProcess | None, action
     if process is None:
         # Another machine's, or of a database that was set back: whatever runs there under that name has to stop.
         made.contradictions.append(claim.process_id)
-        made.directives.append(_directive(claim, "release", [_release(local) for local in claim.actions]))
+        disposition: Disposition = "close_preparation" if is_prepared(claim) else "release"
+        made.directives.append(_directive(claim, disposition, [_stray(local) for local in claim.actions]))
         return
     decision = decide_process(process.state, claim)
     if decision.contradicts:
@@ -177,7 +183,7 @@ def _actions(
             made.actions.append(Ending(action.id, *end))
         if disposition is not None:
             told.append(_told(action, disposition))
-    told += [_release(local) for local in locals_.values()]
+    told += [_stray(local) for local in locals_.values()]
     return sorted(told, key=lambda directive: directive.seq)
 
 
@@ -214,10 +220,14 @@ def _told(action: HeldAction, disposition: Literal["apply", "retain", "settle", 
     return msgspec.structs.replace(directive, payload=msgspec.Raw(action.payload.encode()))
 
 
-def _release(local: ActionClaim) -> ActionDirective:
+def _stray(local: ActionClaim) -> ActionDirective:
+    """Return what is to become of an action that is not stored.
+
+    A daemon forgets the outcome of one only when that was reported and acknowledged, and refuses to release it before.
+    """
     return ActionDirective(
         process_action_id=local.process_action_id,
         seq=local.seq,
         action_kind=local.action_kind,
-        disposition="release",
+        disposition="settle" if local.position == "terminal" else "release",
     )
