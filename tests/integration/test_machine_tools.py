@@ -240,15 +240,31 @@ async def test_a_machine_of_another_project_is_none_of_the_agents(database: str)
 
 async def test_a_machine_that_is_long_gone_is_told_at_once(database: str) -> None:
     async with engine_on(database, scripted([("run_command", {"command": "x"})], [("inspect_machine", {})])) as engine:
+        engine.settings = msgspec.structs.replace(engine.settings, machine_grace_s=0.1)  # Postgres is as young as this run
         agent, machine = await one_machine(engine)
         await machine.disconnect()
         await engine.sql.execute("update machine_runtimes set disconnected_at = now() - interval '5 minutes'")
+        await engine.sql.execute("update workers set started_at = now() - interval '5 minutes'")
         await engine.say(agent)
         await engine.until_idle(agent)
         (_, value), (_, shown) = await results(engine, agent)
         assert (value["error_code"], value["retryable"]) == ("machine_unreachable", True)
         assert 300 <= value["offline_for_s"] <= shown["offline_for_s"] < 400
         assert (shown["connection"], shown["state"]) == ("offline", "active")
+
+
+async def test_after_an_outage_of_ours_a_machine_is_waited_for(database: str) -> None:
+    async with engine_on(database, scripted([("run_command", {"command": "x"})])) as engine:
+        agent, machine = await one_machine(engine)
+        await machine.disconnect()
+        ago = "now() - interval '5 minutes'"
+        await engine.sql.execute(f"update machine_runtimes set disconnected_at = {ago}, lease_expires_at = {ago}")
+        await engine.say(agent)
+        await engine.until_idle(agent)
+        assert (await call_states(engine, agent))["run_command"] == ["waiting"]
+        await machine.connect()
+        offer = await machine.take()
+        assert (await machine.finished(offer.process_id)).ack_status == "committed"
 
 
 async def test_the_limit_of_processes(database: str) -> None:

@@ -43,6 +43,7 @@ def bound(number: int = 1, **changes: Any) -> BoundMachine:
         created_at=datetime(2026, 1, 1, tzinfo=UTC),
         asleep=False,
         offline_s=None,
+        served_s=3600.0,
         seen=True,
         granted=True,
     )
@@ -80,6 +81,7 @@ def test_the_choice(machines: list[BoundMachine], tool_input: dict[str, str], ex
         (bound(asleep=True), False, "asleep"),
         (bound(offline_s=29.0), False, "offline"),
         (bound(offline_s=31.0), True, "offline"),
+        (bound(offline_s=900.0, served_s=29.0), False, "offline"),
         (bound(offline_s=900.0, lifecycle_state="provisioning"), False, "offline"),
         (bound(offline_s=900.0, binding_kind="pool", seen=False), False, "offline"),
         (bound(offline_s=900.0, binding_kind="pool"), True, "offline"),

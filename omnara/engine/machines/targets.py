@@ -54,9 +54,12 @@ def connection_of(machine: BoundMachine) -> str:
 def unreachable(machine: BoundMachine, grace_s: float) -> ToolResult | None:
     """The result of a call for a machine that has been away for longer than work would wait for it; else None.
 
-    A machine that is still being made, or was just made, is waited for.
+    A machine that is still being made, or was just made, is waited for. So is every machine after an outage of ours: it
+    has not been away for as long as nobody could hear it.
     """
-    if machine.lifecycle_state != "active" or machine.offline_s is None or machine.offline_s <= grace_s:
+    if machine.lifecycle_state != "active" or machine.offline_s is None:
+        return None
+    if min(machine.offline_s, machine.served_s) <= grace_s:
         return None
     if machine.binding_kind == "pool" and not machine.seen:
         return None
