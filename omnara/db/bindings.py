@@ -20,7 +20,8 @@ _SQL = Queries("bindings")
 class BoundMachine(msgspec.Struct, frozen=True):
     """A machine that is attached to an agent. `offline_s`: since when it was not heard of; None: online or asleep.
 
-    `served_s`: for how long there was somebody to hear it. `seen`: some daemon registered for it. `granted`: the agent's project may use it.
+    `served_s`: for how long there was somebody to hear it.
+    `seen`: some daemon registered for it. `granted`: the agent's project may use it.
     """
 
     binding_id: UUID

@@ -240,7 +240,7 @@ async def test_a_machine_of_another_project_is_none_of_the_agents(database: str)
 
 async def test_a_machine_that_is_long_gone_is_told_at_once(database: str) -> None:
     async with engine_on(database, scripted([("run_command", {"command": "x"})], [("inspect_machine", {})])) as engine:
-        engine.settings = msgspec.structs.replace(engine.settings, machine_grace_s=0.1)  # Postgres is as young as this run
+        engine.settings = msgspec.structs.replace(engine.settings, machine_grace_s=0.1)  # Postgres is young
         agent, machine = await one_machine(engine)
         await machine.disconnect()
         await engine.sql.execute("update machine_runtimes set disconnected_at = now() - interval '5 minutes'")
