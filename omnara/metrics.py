@@ -39,6 +39,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     loop_lag_s: Histogram
     open_streams: Gauge
     machine_channels: Gauge
+    machine_requests_refused: Counter
     pool_connections: Gauge
     pool_wait_s: Histogram
     workers_alive: Gauge
@@ -70,6 +71,9 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
             loop_lag_s=made.histogram("event_loop_lag_seconds", "How late the event loop ran a timer", _FAST),
             open_streams=made.gauge("open_streams", "Event streams open in this process"),
             machine_channels=made.gauge("machine_channels", "Machines served by this process, by kind of line", "kind"),
+            machine_requests_refused=made.counter(
+                "machine_requests_refused", "Requests of machines refused, by the bound that they met", "bound"
+            ),
             pool_connections=made.gauge("pool_connections", "API connections by state (idle, used)", "state"),
             pool_wait_s=made.histogram("pool_wait_seconds", "Time that a request waited for a connection", _FAST),
             workers_alive=made.gauge("workers_alive", "Workers that are alive in the whole installation"),

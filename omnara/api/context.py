@@ -9,6 +9,7 @@ from aiohttp import web
 
 if TYPE_CHECKING:
     from omnara.api.auth import Authenticator
+    from omnara.api.daemon.gate import Gate
     from omnara.api.large_bodies import LargeBodies
     from omnara.api.streams import StreamHub
     from omnara.engine.deps import Deps
@@ -23,6 +24,7 @@ class ApiContext(msgspec.Struct, frozen=True):
     hub: StreamHub
     bodies: LargeBodies
     sessions: Sessions
+    gate: Gate
 
 
 CONTEXT: Final = web.AppKey("context", ApiContext)

@@ -65,7 +65,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     `description` is for readers of the document, where a route needs one: one that the contract has not.
     `path_ids` names the kind of each id in the path. `body_required` matters only with a `body`. `errors` are the
     statuses that the contract lists for the operation, `further_errors` those of its own that fall under its families.
-    `daemon`: the caller is a machine (`api.daemon.door`), not a person or a key. `text_limit`: bytes of a body that is
+    `daemon`: the caller is a machine (`api.daemon.door`), not a person or a key. `is_socket`: the handler takes the
+    connection over, for as long as it likes. `text_limit`: bytes of a body that is
     plain text; instead of `body`.
     """
 
@@ -83,6 +84,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     caller: CallerRule = CallerRule.ANYONE
     description: str = ""
     daemon: bool = False
+    is_socket: bool = False
     text_limit: int | None = None
     errors: frozenset[int] = frozenset({400, 401, 403, 404, 409, 503})
     further_errors: frozenset[int] = frozenset()

@@ -17,6 +17,7 @@ from omnara.api.connection import ApiRunner
 from omnara.api.context import CONTEXT, ApiContext
 from omnara.api.daemon import install
 from omnara.api.daemon.door import daemon_endpoint
+from omnara.api.daemon.gate import Gate
 from omnara.api.large_bodies import LargeBodies
 from omnara.api.middleware import outermost
 from omnara.api.routing import endpoint
@@ -49,7 +50,7 @@ def build_app(deps: Deps, hub: StreamHub, sessions: Sessions) -> web.Application
     app = web.Application(middlewares=[outermost])
     authenticator = Authenticator(functools.partial(authenticate, deps))
     bodies = LargeBodies(deps.settings.large_bodies_bytes, deps.metrics)
-    app[CONTEXT] = ApiContext(deps, authenticator, hub, bodies, sessions)
+    app[CONTEXT] = ApiContext(deps, authenticator, hub, bodies, sessions, Gate(sessions.turns, deps.metrics))
     for route in openapi.ROUTES:
         # Not `add_get`: that one would answer HEAD as well, which the contract has not. Source: api.md §6.
         handler = daemon_endpoint(route) if route.daemon else endpoint(route)

@@ -15,9 +15,10 @@ import msgspec
 from aiohttp import web
 
 from omnara.access import tokens
-from omnara.access.tokens import TokenKind
+from omnara.access.tokens import BearerToken, TokenKind
 from omnara.api import body, params
 from omnara.api.context import CONTEXT, ApiContext
+from omnara.api.daemon.gate import Visit
 from omnara.api.routing import DaemonHandler, Route
 from omnara.engine.machines import identity
 from omnara.engine.machines.identity import DaemonIdentity
@@ -37,6 +38,7 @@ class DaemonCall(msgspec.Struct, frozen=True):
     request: web.Request
     context: ApiContext
     identity: DaemonIdentity
+    visit: Visit
     ids: Mapping[str, UUID]
     query: Any
     body: Any
@@ -50,28 +52,38 @@ def daemon_endpoint(route: Route) -> Callable[[web.Request], Awaitable[web.Strea
 
     async def handle(request: web.Request) -> web.StreamResponse:
         body.check_declared_size(request, route.body_limit)
-        found = await authenticate(request)
-        try:
-            with request.app[CONTEXT].bodies.share() as held:
-                timeout_s = request.app[CONTEXT].deps.settings.request_body_timeout_s
-                raw = b""
-                if request.body_exists:
-                    raw = await body.read(request, route.body_limit, held, timeout_s=timeout_s)
-                ids = params.path_ids(request.match_info, route.path_ids)
-                query = params.query(request.query, route.query)
-                text = _text(request, raw, route.text_limit) if route.text_limit is not None else b""
-                decoded = None if route.text_limit is not None else _decoded(request, raw, decoder)
-            return await handler(DaemonCall(request, request.app[CONTEXT], found, ids, query, decoded, text))
-        except Forbidden as error:
-            # The token is good: nothing behind this door may tell a daemon to destroy what it runs.
-            log.error("a daemon's route refused a machine that is known", exc_info=error)
-            raise Unavailable("try again", retry_after_s=_RETRY_S) from error
+        token = token_of(request)
+        with request.app[CONTEXT].gate.visit(token.hash) as visit:
+            found = await authenticate(request, token)
+            try:
+                call = await checked(request, found, visit)
+                if route.is_socket:
+                    return await handler(call)
+                async with visit.turn():
+                    return await handler(call)
+            except Forbidden as error:
+                # The token is good: nothing behind this door may tell a daemon to destroy what it runs.
+                log.error("a daemon's route refused a machine that is known", exc_info=error)
+                raise Unavailable("try again", retry_after_s=_RETRY_S) from error
+
+    async def checked(request: web.Request, found: DaemonIdentity, visit: Visit) -> DaemonCall:
+        context = request.app[CONTEXT]
+        with context.bodies.share() as held:
+            raw = b""
+            if request.body_exists:
+                timeout_s = context.deps.settings.request_body_timeout_s
+                raw = await body.read(request, route.body_limit, held, timeout_s=timeout_s)
+            ids = params.path_ids(request.match_info, route.path_ids)
+            query = params.query(request.query, route.query)
+            text = _text(request, raw, route.text_limit) if route.text_limit is not None else b""
+            decoded = None if route.text_limit is not None else _decoded(request, raw, decoder)
+        return DaemonCall(request, context, found, visit, ids, query, decoded, text)
 
     return handle
 
 
-async def authenticate(request: web.Request) -> DaemonIdentity:
-    """Return the machine that calls. Raises Unauthorized for a token that is none or is none any more, Unavailable."""
+def token_of(request: web.Request) -> BearerToken:
+    """Return what has the shape and the checksum of a daemon's token, without asking anybody. Raises Unauthorized."""
     values = request.headers.getall("Authorization", [])
     text = tokens.bearer_from_header(values[0]) if len(values) == 1 else None
     if text is None:
@@ -82,8 +94,15 @@ async def authenticate(request: web.Request) -> DaemonIdentity:
         raise Unauthorized from None
     if token.kind is not TokenKind.DAEMON:
         raise Unauthorized
+    return token
+
+
+async def authenticate(request: web.Request, token: BearerToken) -> DaemonIdentity:
+    """Return the machine that calls. Raises Unauthorized for a token that is none or is none any more, Unavailable."""
+    context = request.app[CONTEXT]
     try:
-        return await identity.authenticate_daemon(request.app[CONTEXT].deps, token.text)
+        async with context.gate.lookup(token.hash):
+            return await identity.authenticate_daemon(context.deps, token.text)
     except (Unauthorized, Unavailable):
         raise
     except Exception as error:  # whatever it was, it says nothing about the token

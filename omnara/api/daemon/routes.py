@@ -34,6 +34,7 @@ def _runtime_route(
         operation_id=operation_id,
         handler=handler,
         daemon=True,
+        is_socket=response[0] == 101,
         path_ids=_RUNTIME,
         responses={response[0]: response[1]},
         errors=_RUNTIME_ERRORS,

@@ -14,7 +14,6 @@ from typing import Final
 
 from aiohttp import WSMsgType, web
 
-from omnara.api.context import CONTEXT
 from omnara.api.daemon.door import DaemonCall
 from omnara.errors import InvalidRequest
 from omnara.log import get_logger
@@ -102,15 +101,22 @@ class SocketLink:
 
 
 async def open_socket(call: DaemonCall) -> web.StreamResponse:
-    """Take a machine's channel over, until either side closes it. Raises RuntimeUnregistered before the upgrade."""
+    """Take a machine's channel over, until either side closes it.
+
+    Raises RuntimeUnregistered and Unavailable before the upgrade.
+    """
     socket = web.WebSocketResponse(
         compress=False, autoping=True, heartbeat=PING_S, max_msg_size=MAX_FRAME_BYTES + 1, timeout=CLOSE_S
     )
     if not socket.can_prepare(call.request).ok:
         raise InvalidRequest("this route is a WebSocket")
-    sessions, settings = call.context.sessions, call.request.app[CONTEXT].deps.settings
-    async with sessions.channel(call.identity.machine_id, call.ids["runtimeID"]) as channel:
+    sessions, machine_id = call.context.sessions, call.identity.machine_id
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(call.context.gate.socket(machine_id))
+        async with call.visit.turn():
+            channel = await stack.enter_async_context(sessions.channel(machine_id, call.ids["runtimeID"]))
+        call.visit.leave()
         await socket.prepare(call.request)
         async with SocketLink(socket).writing() as link:
-            await sessions.run(channel, link, silence_s=settings.machine_silence_s)
+            await sessions.run(channel, link, silence_s=call.context.deps.settings.machine_silence_s)
     return socket

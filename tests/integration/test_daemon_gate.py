@@ -1,0 +1,87 @@
+"""Machines that ask for far too much: others are served as if nothing were, and no daemon is told that it is nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest_asyncio
+
+from omnara.access import tokens
+from omnara.access.tokens import TokenKind
+from omnara.api.daemon.gate import AT_ONCE
+from omnara.db.pool import API_CONNECTIONS
+from tests.contract.server import ApiServer, api_server
+from tests.integration.test_machine_sessions import QUICK, Bench, make_bench
+from tests.support.machines import BASE, RawDaemon, raw_daemon
+from tests.support.postgres import PostgresForTests
+from tests.support.waiting import until
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(postgres: PostgresForTests) -> AsyncIterator[ApiServer]:
+    async with postgres.fresh() as dsn, api_server(dsn, roles=frozenset({"api"}), **QUICK) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def bench(server: ApiServer) -> Bench:
+    return await make_bench(server)
+
+
+async def registered(daemon: RawDaemon) -> tuple[int, str | None]:
+    """Register as a daemon of its own; status and `Retry-After`."""
+    body: dict[str, Any] = {"daemon_instance_id": str(uuid4()), "daemon_version": "1.2.3", "processes": []}
+    path = f"{daemon.url}{BASE}/runtimes"
+    async with daemon.session.post(path, json=body, headers=daemon.headers) as answer:
+        await answer.read()
+        return answer.status, answer.headers.get("Retry-After")
+
+
+async def waiting(server: ApiServer) -> int:
+    """Connections of the API that wait for a row."""
+    [row] = await server.rows(
+        """select count(*) as found from pg_stat_activity where datname = current_database()
+           and application_name = 'omnara:api' and wait_event_type = 'Lock'"""
+    )
+    return int(row["found"])
+
+
+async def test_one_token_takes_a_part_of_the_connections_and_is_refused_the_rest(bench: Bench) -> None:
+    """Its machine's row is held, so whatever is let in waits; an open socket does not count."""
+    server = bench.server
+    sql = await asyncpg.connect(server.deps.settings.database_url)
+    async with raw_daemon(server.url, bench.machine) as daemon:
+        async with sql.transaction():
+            await sql.execute("select 1 from machines where id = $1 for update", bench.machine.id)
+            many = [asyncio.create_task(registered(daemon)) for _ in range(50)]
+            over = 50 - AT_ONCE
+            await until(lambda: sum(task.done() for task in many) >= over, "the rest is refused at once")
+            answers = [task.result() for task in many if task.done()]
+            assert Counter(answers) == {(503, "2"): over}
+            assert 0 < await waiting(server) < API_CONNECTIONS
+            for _ in range(3):
+                assert (await server.call("GET", f"/api/v1/orgs/{server.org}/machines")).status == 200
+        rest = Counter(status for status, _ in await asyncio.gather(*many))
+        assert rest == {503: over, 201: AT_ONCE}
+        assert await registered(daemon) == (201, None), "there is room again"
+    await sql.close()
+    assert server.deps.metrics.machine_requests_refused.labels("token")._value.get() == over
+
+
+async def test_tokens_that_nobody_issued_are_refused_and_a_daemon_beside_them_is_not(bench: Bench) -> None:
+    server = bench.server
+    async with raw_daemon(server.url, bench.machine) as daemon:
+
+        async def stranger() -> int:
+            token = tokens.generate(TokenKind.DAEMON).text
+            return (await server.call("POST", f"{BASE}/bootstrap", key=token)).status
+
+        flood = [asyncio.create_task(stranger()) for _ in range(200)]
+        own = [(await daemon.call("POST", "/bootstrap"))[0] for _ in range(5)]
+        assert own == [200] * 5
+        assert set(await asyncio.gather(*flood)) <= {401, 503}
