@@ -60,6 +60,16 @@ class Waiting(msgspec.Struct, frozen=True):
     id: UUID
 
 
+class Unmade(msgspec.Struct, frozen=True):
+    """A pool machine that nobody reaches, and what is known of it."""
+
+    id: UUID
+    provider: str
+    lifecycle_state: str
+    reason_code: str
+    reason_message: str
+
+
 async def end_processes(connection: Connection, endings: Sequence[Ending]) -> list[EndedProcess]:
     """End processes that are not over; return those that changed."""
     rows = await connection.fetch(_SQL["end_processes"], *_columns(endings))
@@ -126,6 +136,11 @@ async def unreachable(
     """Return what has waited for machines out of reach for `grace_s` seconds; `among`: only of these ids."""
     wanted = None if among is None else list(among)
     return [Waiting(*row) for row in await connection.fetch(_SQL["unreachable"], grace_s, limit, wanted)]
+
+
+async def unmade(connection: Connection, machine_ids: Collection[UUID]) -> list[Unmade]:
+    """Return those of these machines, out of reach, that are of pools and have no place that somebody drives."""
+    return [Unmade(*row) for row in await connection.fetch(_SQL["unmade"], list(machine_ids))]
 
 
 async def silent(

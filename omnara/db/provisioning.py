@@ -100,9 +100,9 @@ async def provision_failed(
     return await connection.fetchval(_SQL["provision_failed"], *values) is not None
 
 
-async def put_off(connection: Connection, claimed: PlacedMachine, retry_s: float) -> bool:
-    """Give a claim back for a while without counting an attempt."""
-    return await connection.fetchval(_SQL["put_off"], *_claim(claimed), retry_s) is not None
+async def put_off(connection: Connection, claimed: PlacedMachine, retry_s: float, code: str, message: str) -> bool:
+    """Give a claim back for a while without counting an attempt, and note why; the first `code` says since when."""
+    return await connection.fetchval(_SQL["put_off"], *_claim(claimed), retry_s, code, message) is not None
 
 
 async def delete_failed(connection: Connection, claimed: PlacedMachine, message: str, retry_s: float) -> bool:

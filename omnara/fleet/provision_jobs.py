@@ -58,7 +58,7 @@ class Jobs:
         except ProviderUnavailable as error:
             log.warning("a machine cannot be made now", machine_id=str(claimed.id), error=str(error))
             self._reached.lose(claimed.provider)
-            await provisioning.put_off(self._deps, claimed, self._times)
+            await provisioning.put_off(self._deps, claimed, str(error), self._times)
         except (ProvisionFailed, InvalidOptions) as error:
             log.warning("a machine was not made", machine_id=str(claimed.id), error=str(error))
             made = error.resource if isinstance(error, ProvisionFailed) else None

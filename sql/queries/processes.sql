@@ -305,8 +305,10 @@ order by taken_at limit $2;
 -- name: unreachable
 -- What waits for machines that have been out of reach for $1 seconds: since the later of the work's making, the machine's
 -- loss (of its channel, its lease or its runtime) and the start of Postgres; not while somebody is waking the machine.
+-- A pool machine that nobody makes is out of reach as well: since it was due, or since the provider could not be asked. One
+-- that a replica is at work on is not, and neither is one that waits its turn while any replica makes another at its place.
 -- A process that runs is here only while a call waits for it. Index: processes_live, process_actions_open, machines_pkey,
--- machine_runtimes_pkey, tool_calls_agent_id_id_key.
+-- machine_runtimes_pkey, machines_due, tool_calls_agent_id_id_key.
 with busy as (
   select machine_id from processes where state in ('queued', 'starting', 'running')
   union
@@ -318,6 +320,20 @@ away as materialized (
   from busy join machines m on m.id = busy.machine_id join machine_runtimes r on r.id = m.current_runtime_id
   where (r.state = 'ended' or r.session_id is null or r.lease_expires_at < statement_timestamp())
     and (m.wake_until is null or m.wake_until < statement_timestamp())
+  union all
+  select m.id, greatest(pg_postmaster_start_time(),
+                        case when m.lifecycle_state = 'active' then coalesce(m.activated_at, m.updated_at)
+                             when m.lifecycle_reason_code = 'provider_unavailable' then m.updated_at
+                             else m.next_reconcile_after end)
+  from busy join machines m on m.id = busy.machine_id
+  where m.source_kind = 'pool' and m.current_runtime_id is null and m.asleep_since is null
+    and (m.lifecycle_state = 'active'
+         or m.lifecycle_state in ('provisioning', 'provision_failed')
+            and (m.claimed_until is null or m.claimed_until < statement_timestamp())
+            and not exists (select from machines o
+                             where o.lifecycle_state in ('provisioning', 'provision_failed', 'deleting', 'delete_failed')
+                               and o.claimed_until > statement_timestamp() and o.provider = m.provider
+                               and (m.resource_host is null or o.resource_host = m.resource_host)))
 ),
 late as materialized (
   select id from away where since < statement_timestamp() - make_interval(secs => $1)
@@ -335,6 +351,12 @@ w as materialized (
 select what, agent_id, id from w
 where ($3::uuid[] is null or id = any($3)) and created_at < statement_timestamp() - make_interval(secs => $1)
 order by created_at limit $2;
+
+-- name: unmade
+-- Of these machines those of pools that nobody reaches: what is known of each. Index: machines_pkey.
+select id, provider, lifecycle_state, lifecycle_reason_code, lifecycle_reason_message from machines
+where id = any($1::uuid[]) and source_kind = 'pool'
+  and (lifecycle_state in ('provisioning', 'provision_failed') or current_runtime_id is null);
 
 -- name: try_lock_processes
 -- Lock processes of locked agents, without those that somebody else has locked. Index: processes_pkey.

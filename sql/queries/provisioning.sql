@@ -56,9 +56,12 @@ where id = $1 and lifecycle_version = $2 and claim_token = $3 and lifecycle_stat
 returning id;
 
 -- name: put_off
--- The place could not be asked: not an attempt, and tried again after $4 seconds. Index: machines_pkey.
+-- The place could not be asked, with reason $5, in words $6: not an attempt, and tried again after $4 seconds. `updated_at`
+-- then says since when that has been so, however often it is tried. Index: machines_pkey.
 update machines
 set next_reconcile_after = statement_timestamp() + make_interval(secs => $4),
+    updated_at = case when lifecycle_reason_code = $5 then updated_at else statement_timestamp() end,
+    lifecycle_reason_code = $5, lifecycle_reason_message = $6,
     provision_attempts = greatest(0, provision_attempts - 1), worker_id = null, claim_token = null, claimed_until = null
 where id = $1 and lifecycle_version = $2 and claim_token = $3
   and lifecycle_state in ('provisioning', 'provision_failed') returning id;

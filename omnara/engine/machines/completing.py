@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -24,6 +24,8 @@ from omnara.domain.events import Outcome
 from omnara.domain.processes import LIVE, action_result, failure
 from omnara.engine.appending import Appending, wake_if_runnable
 from omnara.engine.deps import Deps
+
+_NOTHING: Final[Mapping[UUID, dict[str, str]]] = {}
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -91,16 +93,22 @@ async def settle(
 
 
 def results_of(
-    processes: Iterable[EndedProcess], actions: Iterable[EndedAction] = (), *, message: str = ""
+    processes: Iterable[EndedProcess],
+    actions: Iterable[EndedAction] = (),
+    *,
+    message: str = "",
+    about: Mapping[UUID, dict[str, str]] = _NOTHING,
 ) -> dict[UUID, list[Result]]:
     """Return what the calls behind ended processes and actions are told, by agent; with `message` instead of our words.
 
-    A process that only is to end, and lives on for the moment, has nothing to tell yet.
+    `about`: what failures say of a machine beside, or instead of, the rest. A process that only is to end, and lives on
+    for the moment, has nothing to tell yet.
     """
     found: dict[UUID, list[Result]] = defaultdict(list)
     for process in processes:
         if process.tool_call_id is not None and process.state not in LIVE:
             value = failure(process.reason_code, message=message, process_id=process.id, state=process.state)
+            value |= about.get(process.machine_id, {})
             found[process.agent_id].append(Result(process.tool_call_id, "failed", value))
     for action in actions:
         if action.tool_call_id is None:
@@ -111,6 +119,6 @@ def results_of(
         else:
             value = failure(
                 action.reason_code, message=message, process_id=action.process_id, state=action.process_state
-            )
+            ) | about.get(action.machine_id, {})
             found[action.agent_id].append(Result(action.tool_call_id, "failed", value))
     return found

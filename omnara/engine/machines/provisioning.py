@@ -30,6 +30,8 @@ from omnara.machines.providers.protocol import MachineSpec, Resource
 __all__ = ["Times", "allocation_name", "claim_due", "completed", "failed", "replace", "spec_of"]
 
 FAILED: Final = "provision_failed"
+UNAVAILABLE: Final = "provider_unavailable"
+"""Also named by the statement that finds what waits for such machines."""
 GAVE_UP: Final = "startup_or_daemon_bootstrap_failed"
 """Source: machines.md §4 (timers)."""
 REPLACED: Final = "machine_replaced"
@@ -133,11 +135,11 @@ async def failed(deps: Deps, claimed: PlacedMachine, message: str, resource: Res
     (await deps.db.run(work)).tell(deps)
 
 
-async def put_off(deps: Deps, claimed: PlacedMachine, times: Times) -> None:
+async def put_off(deps: Deps, claimed: PlacedMachine, message: str, times: Times) -> None:
     """Give a claim back because the place could not be asked: that was no attempt. Raises Unavailable."""
 
     async def work(connection: Connection) -> None:
-        if not await db.put_off(connection, claimed, times.unavailable_s):
+        if not await db.put_off(connection, claimed, times.unavailable_s, UNAVAILABLE, message[:MAX_MESSAGE]):
             await db.release(connection, claimed)
 
     await deps.db.run(work)

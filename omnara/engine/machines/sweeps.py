@@ -19,10 +19,11 @@ from omnara.db import processes as db
 from omnara.db import runtimes
 from omnara.db.agents import HotRow
 from omnara.db.connection import Connection
-from omnara.db.process_ends import EndedProcess, Ending, Waiting
+from omnara.db.process_ends import EndedAction, EndedProcess, Ending, Waiting
 from omnara.domain.processes import failure
 from omnara.engine.deps import Deps
 from omnara.engine.machines.completing import Result, Told, results_of, settle
+from omnara.engine.machines.unmade import about_unmade
 from omnara.log import get_logger
 
 log = get_logger(__name__)
@@ -170,7 +171,8 @@ async def _end(
     closed = await ends.end_actions(connection, actions) if actions else []
     if ended:
         closed += await ends.end_actions_of(connection, [process.id for process in ended])
-    results = results_of(ended, closed)
+    about = await _about(connection, [*ended, *closed]) if reason == UNREACHABLE else {}
+    results = results_of(ended, closed, about=about)
     for process in left:
         if process.tool_call_id is not None:
             value = failure(reason, process_id=process.id, state=process.state)
@@ -178,3 +180,9 @@ async def _end(
     told.machines.update(process.machine_id for process in ended)
     await settle(connection, hot_rows, results, told)
     return told
+
+
+async def _about(connection: Connection, lost: Sequence[EndedProcess | EndedAction]) -> dict[UUID, dict[str, str]]:
+    """Return what is missing at machines of pools that nobody reaches, by machine."""
+    found = await ends.unmade(connection, {each.machine_id for each in lost}) if lost else []
+    return {machine.id: about_unmade(machine) for machine in found}
