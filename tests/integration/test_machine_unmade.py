@@ -131,10 +131,8 @@ async def test_a_provider_that_cannot_be_asked_has_the_grace_and_then_its_own_wo
             assert (told is not None) is answered
         assert told is not None
         assert "the engine is not ready" in told["error"]
-        row = await engine.sql.fetchrow(
-            "select lifecycle_state, lifecycle_reason_code, provision_attempts from machines"
-        )
-        assert tuple(row) == [("provisioning", "provider_unavailable", 0)], "nothing is given up"
+        rows = await engine.sql.fetch("select lifecycle_state, lifecycle_reason_code, provision_attempts from machines")
+        assert [tuple(row) for row in rows] == [("provisioning", "provider_unavailable", 0)], "nothing is given up"
 
 
 async def test_a_machine_that_was_made_and_that_no_server_reaches(database: str) -> None:
