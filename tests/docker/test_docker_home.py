@@ -93,6 +93,17 @@ async def test_environment_directory_and_identity(machine: Box) -> None:
     assert names <= {"HOME", "PATH", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "ODD"}
 
 
+async def test_a_relative_directory_is_below_the_agents(machine: Box) -> None:
+    await machine.run("mkdir -p here/now")
+    _, output = await machine.run("pwd", cwd="here/now")
+    assert output == "/home/agent/here/now\n"
+
+
+async def test_what_is_put_into_tmp_can_be_run(machine: Box) -> None:
+    _, output = await machine.run("printf '#!/bin/sh\\necho ran\\n' >/tmp/tool; chmod +x /tmp/tool; /tmp/tool")
+    assert output == "ran\n"
+
+
 async def test_input_reaches_a_command_once_and_its_end_too(machine: Box) -> None:
     record = await machine.start("cat; echo over")
     write = machine.home.write

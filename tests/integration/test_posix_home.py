@@ -119,7 +119,7 @@ async def test_keepers_hold_nothing_of_whoever_opened_the_home(home: HomeOfTest,
         ({"shell": "pwsh"}, "There is no pwsh"),
         ({"cwd": "/no/such/place"}, "does not exist"),
         ({"cwd": "/etc/passwd"}, "cannot be entered"),
-        ({"cwd": "relative"}, "not absolute"),
+        ({"cwd": "no/such/place"}, "does not exist"),
         ({"command": "echo a\0b"}, "NUL"),
         ({"command": "echo \ud800"}, "Unicode"),
         ({"env": {"A=B": "c"}}, "environment variable"),
@@ -133,6 +133,12 @@ async def test_what_cannot_be_started_says_why(home: HomeOfTest, fields: dict[st
     assert words in record.exit.reason_message
     assert record.exit.started_at is None
     assert record.started_at is None
+
+
+async def test_a_relative_directory_is_below_the_homes(home: HomeOfTest) -> None:
+    await home.run("mkdir -p here/now")
+    record = await home.run("pwd", cwd="here/now")
+    assert await home.text(record.process_id) == f"{home.work}/here/now\n"
 
 
 @pytest.mark.parametrize("shell", ["default", "sh", "bash"])

@@ -7,6 +7,7 @@ Source: machines.md §7 (shells, working directory, environment).
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -40,6 +41,7 @@ def launch_script(spec: ProcessSpec, default_cwd: str, base_env: Mapping[str, st
     if shell is None:
         raise StartFailed(f"there is no shell {spec.shell!r} on this machine")
     _check(spec)
+    cwd = posixpath.join(default_cwd, spec.cwd) if spec.cwd else default_cwd
     here, kept = f"{TRANSIENT}/p/{spec.process_id}", f"{DURABLE}/{spec.process_id}"
     lines = [
         "read -r l </proc/$$/stat; l=${l##*) }; set -- $l",
@@ -52,7 +54,7 @@ def launch_script(spec: ProcessSpec, default_cwd: str, base_env: Mapping[str, st
         lines.append("stty rows 24 cols 80 2>/dev/null")
     lines += [f"export {name}={_quoted(value)}" for name, value in {**base_env, **spec.env}.items()]
     lines += [
-        f"cd -- {_quoted(spec.cwd or default_cwd)} 2>/dev/null || {{ echo cwd >{kept}/fail; exit 127; }}",
+        f"cd -- {_quoted(cwd)} 2>/dev/null || {{ echo cwd >{kept}/fail; exit 127; }}",
         f"command -v {shell.split()[0]} >/dev/null 2>&1 || {{ echo shell >{kept}/fail; exit 127; }}",
         f"exec {shell} {_quoted(spec.command)}",
     ]

@@ -159,7 +159,7 @@ def container_config(machine: MachineSpec, pool: DockerConfig, image: str) -> di
             "LogConfig": {"Type": "none"},
             "Mounts": [{"Type": "volume", "Source": machine.allocation_name, "Target": HOME_VOLUME}],
             "Tmpfs": {
-                "/tmp": f"rw,nosuid,nodev,size={pool.tmp_mb}m,mode=1777",  # noqa: S108 - the container's own
+                "/tmp": f"rw,exec,nosuid,nodev,size={pool.tmp_mb}m,mode=1777",  # noqa: S108 - the container's own
                 TRANSIENT: f"rw,noexec,nosuid,nodev,size=64m,mode=0700,{mine}",
             },
         },

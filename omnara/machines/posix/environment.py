@@ -5,11 +5,12 @@ Source: machines.md §7 (shells; of the environment of whoever runs the home onl
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 
 from omnara.machines.processes import ProcessSpec
 
-__all__ = ["base_environment", "refusal", "shell"]
+__all__ = ["base_environment", "directory", "refusal", "shell"]
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PASSED_ON = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TMPDIR", "TMP", "TEMP")
@@ -37,12 +38,15 @@ def shell(selector: str) -> Sequence[str]:
     return _SHELLS[selector]
 
 
+def directory(spec: ProcessSpec, default: str) -> str:
+    """Return where a command starts; a relative directory is one below `default`. Source: machines.md §7."""
+    return posixpath.join(default, spec.cwd) if spec.cwd else default
+
+
 def refusal(spec: ProcessSpec) -> str | None:
     """Say, for the model, why this can never be started on a POSIX system; None when it can be tried."""
     if spec.shell not in _SHELLS:
         return f"The shell {spec.shell!r} is not available on this machine."
-    if spec.cwd and not spec.cwd.startswith("/"):
-        return f"The working directory is not absolute: {spec.cwd}"
     for what, text in (("command", spec.command), ("working directory", spec.cwd)):
         if "\0" in text:
             return f"The {what} contains a NUL character, which no shell can take."

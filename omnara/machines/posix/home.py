@@ -97,7 +97,7 @@ class PosixHome:
             "refusal": refusal,
             "shell": [] if refusal else environment.shell(spec.shell),
             "command": "" if refusal else spec.command,
-            "cwd": "" if refusal else spec.cwd or self._default_cwd,
+            "cwd": "" if refusal else environment.directory(spec, self._default_cwd),
             "env": {} if refusal else {**self._base_env, **spec.env},
             "io_mode": spec.io_mode,
             "timeout_seconds": spec.timeout_seconds,
