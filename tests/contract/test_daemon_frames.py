@@ -116,6 +116,46 @@ def test_an_offer_that_could_not_be_prepared_has_nothing_else() -> None:
     assert offer == wire.ProcessOffer(process_id="prc_a", preparation_error="too large")
 
 
+ENCODED = (VECTORS / "encoded.jsonl").read_bytes().splitlines(keepends=True)
+"""Frames byte for byte as a peer's encoder writes them, which is not how `json` does: order, escapes, line's end."""
+
+
+def _encoded_events() -> list[Any]:
+    frames = [wire.decode_from_daemon(line) for line in ENCODED]
+    return [frame.event for frame in frames if isinstance(frame, wire.Report)]
+
+
+def test_frames_are_read_as_others_encode_them() -> None:
+    frames = [wire.decode_from_daemon(line) for line in ENCODED]
+    assert [type(frame).__name__ for frame in frames[:4]] == ["Heartbeat", "Heartbeat", "ProcessAccept", "ActionAccept"]
+    assert [type(event).__name__ for event in _encoded_events()] == (
+        ["ProcessStarted"] + ["ProcessFinished"] * 8 + ["ActionApplied"] * 3 + ["ActionFailed", "ActionUnknown"]
+    )
+    assert frames == [wire.decode_from_daemon(line.decode()) for line in ENCODED], "text or bytes"
+
+
+def test_what_others_encode_means_the_same_here() -> None:
+    started, exited, *others = _encoded_events()
+    assert wire.moment(started.started_at) == wire.moment("2026-08-01T10:00:00.106511Z")
+    assert wire.moment(started.observed_at) == wire.moment("2026-08-01T10:00:01.606511Z"), "told in another zone"
+    assert (exited.exit_code, exited.observed_at) == (0, None)
+    assert exited.result.output == 'a\ufffd?\0<&>\u2028"\\\U0001f600\n'
+    ends = [
+        (end.state, end.exit_code, end.exit_signal, end.state_reason_code, end.ended_at is None) for end in others[:7]
+    ]
+    assert ends == [
+        ("failed", 1, "", "nonzero_exit", False),
+        ("failed", -1, "killed", "signal", False),
+        ("failed", 0xC0000005, "", "nonzero_exit", False),
+        ("killed", None, "killed", "terminate_requested", False),
+        ("failed", None, "", "start_failed", True),
+        ("unknown", None, "", "local_process_unrecoverable", True),
+        ("failed", None, "", wire.STORAGE_EXHAUSTED, True),
+    ]
+    assert others[5].result.next_cursor == 2**63 - 1
+    assert (others[6].result, others[6].state_reason_message) == (None, wire.STORAGE_EXHAUSTED_MESSAGE)
+
+
 def _finished(**times: str) -> Any:
     event = {"type": "process_finished", "process_id": "prc_a", "state": "unknown", **times}
     frame = wire.decode_from_daemon(json.dumps({"type": "report", "payload": {"report_id": "r", "event": event}}))

@@ -144,6 +144,15 @@ async def test_an_end_that_cannot_be_is_rejected_for_good(engine: Engine, change
     await floor.finished(job)
 
 
+async def test_an_exit_code_without_a_sign_has_the_same_32_bits(engine: Engine) -> None:
+    """Windows tells crashes so; refused, the command would never end."""
+    floor = await Floor.make(engine)
+    job = await floor.running()
+    end: dict[str, Any] = {"state": "failed", "exit_code": 0xC0000005, "state_reason_code": "nonzero_exit"}
+    assert [(await floor.finished(job, **end)).ack_status for _ in range(2)] == ["cleanup_only", "cleanup_only"]
+    assert (await floor.row(job))["exit_code"] == -1_073_741_819
+
+
 async def test_a_start_that_cannot_be_is_rejected_for_good(engine: Engine) -> None:
     floor = await Floor.make(engine)
     job = await floor.job()

@@ -128,12 +128,17 @@ def finish_of(event: ProcessFinished, cursor: int | None) -> Finish:
         state=event.state,
         reason_code=clean_text(event.state_reason_code)[:MAX_REASON_CHARS],
         reason_message=clean_text(event.state_reason_message)[:MAX_MESSAGE_CHARS],
-        exit_code=event.exit_code,
+        exit_code=_signed(event.exit_code),
         exit_signal=clean_text(event.exit_signal)[:MAX_REASON_CHARS] or None,
         started_at=moment(event.started_at),
         cursor=cursor,
         ended_at=moment(event.ended_at),
     )
+
+
+def _signed(code: int | None) -> int | None:
+    """Return an exit code as 32 bits with a sign: a daemon on Windows tells that of a crash without one."""
+    return code if code is None or code < 2**31 else code - 2**32
 
 
 def judge_action(row: ReportedAction, event: ActionEvent) -> Verdict:
@@ -194,7 +199,7 @@ def _finish_fault(row: ReportedProcess, event: ProcessFinished) -> str | None:
         (state == "exited" and not has_code, "exited needs an exit code"),
         (state in ("killed", "unknown") and has_code, f"{state} has no exit code"),
         (ended_at is not None and started_at is not None and ended_at < started_at, "ended_at is before started_at"),
-        (has_code and not -(2**31) <= (event.exit_code or 0) < 2**31, "the exit code is none"),
+        (has_code and not -(2**31) <= (event.exit_code or 0) < 2**32, "the exit code is none"),
     )
     return next((text for wrong, text in faults if wrong), None)
 
