@@ -135,5 +135,6 @@ async def posix_home(root: Path, limits: Limits = QUICK) -> AsyncIterator[HomeOf
         found = HomeOfTest(root, launcher, limits)
         yield found
         await found.end_all()
+        await found.home.close()
     finally:
         await asyncio.to_thread(launcher.close)

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from omnara.machines.posix import environment, speech
-from omnara.machines.posix.keeper import files
+from omnara.machines.posix.beginnings import Beginnings, Keeper
 from omnara.machines.posix.keeper.stdin import AFTER_THE_END, UNRECOVERABLE
 from omnara.machines.posix.keeper.talk import LONGEST_DATA, message
 from omnara.machines.posix.launcher import Launcher
 from omnara.machines.posix.records import checked
 from omnara.machines.posix.store import Store
 from omnara.machines.posix.terms import Limits, Sandbox, User
+from omnara.machines.posix.threads import in_thread
 from omnara.machines.processes import (
     ActionKind,
     ActionOutcome,
@@ -37,9 +37,6 @@ from omnara.machines.processes import (
 )
 
 __all__ = ["PosixHome"]
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _COMMIT_S = 15.0
 """How long a keeper may take until it holds the execution bit; beyond that the computer is in trouble."""
@@ -77,18 +74,19 @@ class PosixHome:
         self._launcher = launcher or Launcher()
         self._own_launcher = self._launcher if launcher is None else None
         self._user = user
-        self._sandbox = sandbox
         self._limits = limits or Limits()
+        self._beginnings = Beginnings(self._store, self._launcher, sandbox)
 
     async def close(self) -> None:
         """Let go of everything. Commands go on."""
+        self._beginnings.close()
         if self._own_launcher is not None:
             await asyncio.to_thread(self._own_launcher.close)
 
     async def processes(self) -> list[ProcessRecord]:
         """See `Home`. Also has the fork server ready for the first command."""
         await asyncio.to_thread(self._launcher.warm)
-        return await self._in_thread(self._store.records)
+        return await in_thread(self._store.records)
 
     async def prepare(self, spec: ProcessSpec) -> ProcessRecord:
         """See `Home`. What cannot be started is prepared all the same: executing it says why, as an exit record."""
@@ -106,20 +104,13 @@ class PosixHome:
             "umask": 0o022,
             "limits": msgspec.to_builtins(self._limits),
         }
-        return await self._in_thread(self._store.create, spec.process_id, launch)
-
-    @staticmethod
-    async def _in_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Read or write files. Raises HomeFull; HomeLost when they cannot be used for another reason."""
-        try:
-            return await asyncio.to_thread(function, *arguments, **named)
-        except OSError as error:
-            if files.is_full(error):
-                raise HomeFull("the machine's disk is full") from error
-            raise HomeLost(f"the files of the machine's processes cannot be used: {error}") from error
+        record = await in_thread(self._store.create, spec.process_id, launch)
+        if not record.execution_committed and record.exit is None:
+            await self._beginnings.make_ready(spec.process_id)
+        return record
 
     async def _record(self, process_id: str) -> ProcessRecord:
-        record = await self._in_thread(self._store.record, process_id)
+        record = await in_thread(self._store.record, process_id)
         if record is None:
             raise KeyError(process_id)
         return record
@@ -128,36 +119,24 @@ class PosixHome:
         """See `Home`. Raises HomeFull, HomeLost; KeyError for what was not prepared."""
         deadline = time.monotonic() + wait_s
         for _ in range(_LAUNCHES):
-            target = None if self._sandbox is None else {"pid": await self._sandbox.enter()}
-            ours, theirs = socket.socketpair()
-            try:
-                with theirs:
-                    ours.send(message({"op": "watch", "end": 0, "sandbox": target}))
-                    ours.setblocking(False)
-                    begun = await self._in_thread(self._launch, process_id, theirs)
-                if begun:
-                    return await self.watch(process_id, 0, max(0.0, deadline - time.monotonic()))
-                if await self._committed(ours, process_id, deadline):
+            keeper = await self._beginnings.take(process_id)
+            if keeper is None:
+                return await self.watch(process_id, 0, max(0.0, deadline - time.monotonic()))
+            with keeper.line:
+                if await self._committed(keeper, process_id, deadline):
                     return await self._record(process_id)
-            finally:
-                ours.close()
         raise HomeLost(f"{process_id} could not be started: its keeper died {_LAUNCHES} times")
 
-    def _launch(self, process_id: str, connection: socket.socket) -> bool:
-        """Have a keeper started for what was not begun. True: it was. Blocks."""
-        with self._store.opened(process_id) as fd:
-            if fd is None:
-                raise KeyError(process_id)
-            if files.read_bit(fd) is not None:
-                return True
-            self._launcher.launch(fd, connection)
-        return False
-
     @staticmethod
-    async def _committed(connection: socket.socket, process_id: str, deadline: float) -> bool:
+    async def _committed(keeper: Keeper, process_id: str, deadline: float) -> bool:
         """Wait until the command has begun, and then as asked. False: its keeper was gone before it could tell."""
+        connection, inside = keeper
+        asked = {"op": "watch", "end": 0, "sandbox": None if inside is None else {"pid": inside}}
         try:
+            connection.send(message(asked))
             said = await speech.answer(connection, _COMMIT_S)
+        except ConnectionError:
+            return False
         except TimeoutError as error:
             raise HomeLost(f"{process_id}: no keeper began within {_COMMIT_S:.0f} s") from error
         if said is not None and said["event"] == "full":
@@ -215,11 +194,11 @@ class PosixHome:
     async def _bury(self, process_id: str, code: str, text: str) -> bool:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         record = ExitRecord(state="unknown", reason_code=code, reason_message=text, ended_at=now)
-        return await self._in_thread(self._store.finish, process_id, record)
+        return await in_thread(self._store.finish, process_id, record)
 
     async def read(self, process_id: str, cursor: int, max_bytes: int) -> OutputSlice:
         """See `Home`. A cursor beyond the end gives nothing; `end` tells. Raises KeyError for an unknown process."""
-        found = await self._in_thread(self._store.output, process_id, cursor, max_bytes)
+        found = await in_thread(self._store.output, process_id, cursor, max_bytes)
         if found is None:
             raise KeyError(process_id)
         return found
@@ -253,7 +232,7 @@ class PosixHome:
                 mark = ActionRecord(
                     action_id=action_id, kind=kind, seq=seq, outcome=msgspec.convert(outcome, ActionOutcome)
                 )
-                return await self._in_thread(self._store.settle, process_id, mark)
+                return await in_thread(self._store.settle, process_id, mark)
             said = await self._ask_surely(process_id, request, 2 * self._limits.write_s)
             if said is not None and said.get("event") == "full":
                 raise HomeFull("the machine's disk is full")
@@ -265,9 +244,10 @@ class PosixHome:
 
     async def stop(self, process_id: str, reason_code: str) -> None:
         """See `Home`. Returns when the end is recorded. What was never executed never will be. Unknown ids are fine."""
+        self._beginnings.send_away(process_id)
         pause_s = _FIRST_PAUSE_S
         while True:
-            record = await self._in_thread(self._store.record, process_id)
+            record = await in_thread(self._store.record, process_id)
             if record is None or record.exit is not None:
                 return
             if record.execution_committed and record.supervisor_live:
@@ -280,11 +260,12 @@ class PosixHome:
 
     async def acknowledge(self, process_id: str, slot: str) -> None:
         """See `Home`. Raises HomeFull."""
-        await self._in_thread(self._store.acknowledge, process_id, checked(slot))
+        await in_thread(self._store.acknowledge, process_id, checked(slot))
 
     async def forget(self, process_id: str) -> None:
         """See `Home`. Raises ValueError while the process runs."""
-        await self._in_thread(self._store.remove, process_id)
+        self._beginnings.send_away(process_id)
+        await in_thread(self._store.remove, process_id)
 
 
 def _without_keeper(record: ProcessRecord, kind: ActionKind) -> Mapping[str, str]:

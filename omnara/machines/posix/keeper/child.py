@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from . import namespaces
 
-__all__ = ["NotStarted", "Started", "start"]
+__all__ = ["NotStarted", "Started", "Waiting", "prepare"]
 
 _SCRIPT_FD = 9
 _LONGEST_ARGUMENT = 120 * 1024
@@ -38,10 +38,59 @@ class Started(NamedTuple):
     output: int
 
 
-def start(launch: dict[str, Any], sandbox: dict[str, Any] | None) -> Started:
-    """Run the command as the leader of a session of its own. Raises NotStarted.
+class Waiting:
+    """A process that is about to become the command, and does so on a word. Without it, it ends.
 
-    What is returned never blocks. Nothing but the command's own ends of its input and output is inherited by it.
+    It is made before the word is there because a fork and what follows it take longer than all the rest.
+    """
+
+    def __init__(self, started: Started, go: int, told: int) -> None:
+        """Keep what `prepare` made: to be ended by `begin` and `started`, or by `leave`, unless it is `gone`."""
+        self.pid = started.pid
+        self._started = started
+        self._go = go
+        self._told = told
+
+    def gone(self) -> bool:
+        """Tell whether it ended before the word; there is nothing to be left then."""
+        if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+            return False
+        self._close()
+        return True
+
+    def begin(self) -> None:
+        """Let it become the command."""
+        with contextlib.suppress(OSError):
+            os.write(self._go, b"!")
+            os.kill(self.pid, signal.SIGCONT)  # those it is among may have stopped it
+        os.close(self._go)
+
+    def started(self) -> Started:
+        """Wait until it is the command, after `begin`. What is returned never blocks. Raises NotStarted."""
+        with open(self._told, "rb") as file:
+            problem = file.read()
+        if problem:
+            os.waitpid(self.pid, 0)
+            for fd in {*self._started[1:]}:
+                os.close(fd)
+            raise NotStarted(problem.decode(errors="replace"))
+        return self._started
+
+    def leave(self) -> None:
+        """End it: no word will come."""
+        self._close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def _close(self) -> None:
+        for fd in {*self._started[1:], self._go, self._told}:
+            os.close(fd)
+
+
+def prepare(launch: dict[str, Any], sandbox: dict[str, Any] | None) -> Waiting:
+    """Fork what will become the command, as the leader of a session of its own. Raises NotStarted, OSError.
+
+    Nothing but the command's own ends of its input and output is inherited by it.
     """
     if launch.get("refusal"):
         raise NotStarted(launch["refusal"])
@@ -49,28 +98,23 @@ def start(launch: dict[str, Any], sandbox: dict[str, Any] | None) -> Started:
         namespaces.hide()
     argv, script = _arguments(launch)
     entered = _open_sandbox(sandbox)
-    theirs, started = _terminal() if launch["io_mode"] == "pty" else _pipes()
+    theirs, ours = _terminal() if launch["io_mode"] == "pty" else _pipes()
     if launch.get("uid") is not None:
         for fd in {*theirs}:  # so that /dev/stdout and /dev/tty can be opened by the command's user
             os.fchown(fd, launch["uid"], -1)
     told, tell = os.pipe()
-    tell = _high(tell)
+    wait, go = os.pipe()
+    tell, wait = _high(tell), _high(wait)
     keeper = None if entered is not None else os.getpid()
     pid = os.fork()
     if pid == 0:
-        _become(launch, argv, theirs, script, entered, tell, keeper)
-    for fd in {*theirs, tell, *(() if script is None else (script,)), *(entered or {}).values()}:
+        os.close(go)
+        _become(launch, argv, theirs, script, entered, wait, tell, keeper)
+    for fd in {*theirs, tell, wait, *(() if script is None else (script,)), *(entered or {}).values()}:
         os.close(fd)
-    with open(told, "rb") as file:
-        problem = file.read()
-    if problem:
-        os.waitpid(pid, 0)
-        for fd in {*started}:
-            os.close(fd)
-        raise NotStarted(problem.decode(errors="replace"))
-    for fd in started:
+    for fd in ours:
         os.set_blocking(fd, False)
-    return Started(pid, *started)
+    return Waiting(Started(pid, *ours), go, told)
 
 
 def _high(fd: int) -> int:
@@ -135,10 +179,14 @@ def _become(
     theirs: tuple[int, int],
     script: int | None,
     entered: dict[str, int] | None,
+    wait: int,
     tell: int,
     keeper: int | None,
 ) -> NoReturn:
-    """Turn the forked process into the command, or say why not. Never returns."""
+    """Turn the forked process into the command, once the word is there, or say why not. Never returns.
+
+    It waits as the keeper's user: whoever else lives in the sandbox has no business with it until it is one of them.
+    """
     problem = "The command could not be started."
     try:
         _attach(theirs, script, terminal=launch["io_mode"] == "pty")
@@ -147,6 +195,8 @@ def _become(
         if entered is not None or launch.get("uid") is not None:
             namespaces.forbid_new_privileges()
             _limit_processes()
+        if not os.read(wait, 1):
+            os._exit(127)
         _change_user(launch)
         namespaces.die_with_parent(signal.SIGKILL)
         if keeper is not None and os.getppid() != keeper:

@@ -25,18 +25,24 @@ class Desk:
         selector: selectors.BaseSelector,
         handle: Callable[[Connection, dict[str, Any], bytes], None],
     ) -> None:
-        """Listen in the current directory. Raises OSError."""
+        """Listen in the current directory, by a name that nobody knows yet. Raises OSError."""
         self._selector = selector
         self._handle = handle
         self._connections: set[Connection] = set()
         self._watching: dict[Connection, int] = {}
+        self._name = f"{CONTROL}-{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(CONTROL)
+            os.unlink(self._name)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(CONTROL)
+        self._listener.bind(self._name)
         self._listener.listen(_CONNECTIONS)
         self._listener.setblocking(False)
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def open(self) -> None:
+        """Be found from now on, instead of who was here before. For whoever holds the lock. Raises OSError."""
+        os.rename(self._name, CONTROL)
+        self._name = CONTROL
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -84,7 +90,7 @@ class Desk:
     def leave(self) -> None:
         """Take the socket's name away: from here on nobody new comes, and no file is touched any more."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(CONTROL)
+            os.unlink(self._name)
 
     def close(self) -> None:
         """Tell those who watch that the command is over, and hang up on everybody."""

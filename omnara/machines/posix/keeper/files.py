@@ -147,11 +147,14 @@ def check_room(directory: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def take_bit(directory: int, first: dict[str, Any]) -> None:
-    """Take the execution bit, durably and once. The caller holds the lock. Raises FileExistsError when it is taken."""
+def take_bit(directory: int, first: dict[str, Any], second: dict[str, Any] | None = None) -> None:
+    """Take the execution bit, durably and once. The caller holds the lock. Raises FileExistsError when it is taken.
+
+    `second`: what is known of the command's process by now; `fill_pair` adds it later.
+    """
     if read_bit(directory) is not None:
         raise FileExistsError(BIT)
-    _overwrite(directory, BIT, _padded(first, _HALF), 0)
+    _overwrite(directory, BIT, _padded(first, _HALF) + (b"" if second is None else _padded(second, _HALF)), 0)
 
 
 def _parsed(half: bytes) -> dict[str, Any] | None:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import selectors
 import signal
-import socket
 import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -23,7 +22,7 @@ from .output import OutputWriter
 from .stdin import AFTER_THE_END, UNRECOVERABLE, Outcome, Stdin, Write, outcome
 from .talk import Connection
 
-__all__ = ["Keeper", "keep"]
+__all__ = ["Keeper"]
 
 _CHUNK = 256 * 1024
 _TAIL_BYTES = 1024 * 1024
@@ -36,93 +35,81 @@ def _text(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def keep(directory: int, first: socket.socket) -> None:
-    """Run the command of an open process directory, unless somebody did. Returns when all is over and written down.
-
-    `first` is the connection of whoever asked; it hears `committed` (or `full`: nothing was begun) and then its answer.
-    """
-    os.fchdir(directory)
-    lock = _lock(directory)
-    if lock is None:
-        return
-    connection = Connection(first)
-    asked = connection.receive()
-    launch = files.read_json(directory, files.LAUNCH)
-    if asked is None or launch is None:
-        return
-    keeper = Keeper(directory, launch)
-    try:
-        keeper.commit()
-    except FileExistsError:
-        return
-    except OSError as error:
-        if not files.is_full(error):
-            raise
-        connection.answer({"event": "full"})
-        return
-    connection.tell({"event": "committed"})
-    keeper.run(connection, asked[0])
-
-
-def _lock(directory: int) -> int | None:
-    """Take the lock, giving way to those who only look whether it is held. None: another keeper has it."""
-    for _ in range(200):
-        lock = files.try_lock(directory)
-        if lock is not None:
-            return lock
-        if files.read_bit(directory) is not None:
-            return None
-        time.sleep(0.005)
-    return None
+def _who(pid: int) -> dict[str, Any]:
+    return {"boot": identity.boot_id(), "pid": pid, "start": identity.start_time(pid)}
 
 
 class Keeper:
     """What is known about the command while it runs. `_reason`: why it was ended from outside, if it was."""
 
     def __init__(self, directory: int, launch: dict[str, Any]) -> None:
-        """Hold the lock before making one."""
+        """Get everything ready; nothing has happened and nothing is held before `commit`. Raises OSError."""
         self._directory = directory
         self._launch = launch
         limits = launch["limits"]
         self._write_s: float = limits["write_s"]
         self._grace_s: float = limits["grace_s"]
         self._writer = OutputWriter(directory, limits["piece_bytes"], limits["pieces"])
-        self._started = datetime.now(UTC)
-        self._began = time.monotonic()
-        self._time_out_at = self._began + launch["timeout_seconds"] if launch["timeout_seconds"] > 0 else None
         self._reason = ""
         self._selector = selectors.DefaultSelector()
+        self._desk = Desk(self._selector, self._handle)
+        self._waiting: child.Waiting | None = None
         self._acting: dict[str, list[Connection]] = {}
         self._output: int | None = None
         self._watched_stdin: int | None = None
+        namespaces.adopt_orphans()
+        self._wake = self._wake_on_children()
+
+    def fork_ahead(self, sandbox: dict[str, Any] | None) -> None:
+        """Make the process that will be the command. What cannot be started is found out again when it is to begin."""
+        with contextlib.suppress(child.NotStarted, OSError):
+            self._waiting = child.prepare(self._launch, sandbox)
+
+    def leave(self) -> None:
+        """Go without having done anything. Not after a `commit` that went well."""
+        if self._waiting is not None and not self._waiting.gone():
+            self._waiting.leave()
+        self._waiting = None
+        self._desk.leave()
 
     def commit(self) -> None:
-        """Listen, then take the execution bit: from here on the command counts as begun. Raises OSError."""
+        """Be found, then take the execution bit: from here on the command counts as begun. The caller holds the lock.
+
+        Raises OSError; FileExistsError when it was begun before.
+        """
+        if self._waiting is not None and self._waiting.gone():
+            self._waiting = None
         files.check_room(self._directory)
-        self._desk = Desk(self._selector, self._handle)
-        files.take_bit(self._directory, {"started_at": _text(self._started)})
+        if files.read_bit(self._directory) is not None:
+            raise FileExistsError(files.BIT)
+        self._desk.open()
+        self._started = datetime.now(UTC)
+        self._began = time.monotonic()
+        self._time_out_at = (
+            self._began + self._launch["timeout_seconds"] if self._launch["timeout_seconds"] > 0 else None
+        )
+        who = None if self._waiting is None else _who(self._waiting.pid)
+        files.take_bit(self._directory, {"started_at": _text(self._started)}, who)
 
     def run(self, first: Connection, asked: dict[str, Any]) -> None:
-        """Start the command and see it through."""
+        """Start the command and see it through, after `commit`."""
         self._desk.add(first)
         self._desk.watch(first, int(asked.get("end", 0)))
-        namespaces.adopt_orphans()
-        wake = self._wake_on_children()
+        sandbox = asked.get("sandbox")
         try:
-            started = child.start(self._launch, asked.get("sandbox"))
+            started = self._start(sandbox)
         except child.NotStarted as error:
             self._not_started(str(error))
             return
         except OSError as error:
             self._not_started(f"The command could not be started: {error.strerror}.")
             return
-        sandbox = asked.get("sandbox")
         self._take(started, None if sandbox is None else sandbox["pid"])
         self._loop()
         self._tail()
         self._stdin.end()
         self._finish(ending.of(self._reason, self._leader.ended), started_at=_text(self._started))
-        os.close(wake)
+        os.close(self._wake)
 
     def _wake_on_children(self) -> int:
         hear, wake = os.pipe()
@@ -133,10 +120,15 @@ class Keeper:
         self._selector.register(hear, selectors.EVENT_READ, lambda: os.read(hear, 4096))
         return wake
 
+    def _start(self, sandbox: dict[str, Any] | None) -> child.Started:
+        if self._waiting is None:
+            self._waiting = child.prepare(self._launch, sandbox)
+            files.fill_pair(self._directory, files.BIT, _who(self._waiting.pid), durably=False)
+        self._waiting.begin()
+        self._remove_launch()  # while it becomes the command
+        return self._waiting.started()
+
     def _take(self, started: child.Started, sandbox: int | None) -> None:
-        who = {"boot": identity.boot_id(), "pid": started.pid, "start": identity.start_time(started.pid)}
-        files.fill_pair(self._directory, files.BIT, who, durably=False)
-        self._remove_launch()
         self._leader = Leader(started.pid, sandbox=sandbox, grace_s=self._grace_s)
         self._stdin = Stdin(started.stdin, terminal=self._launch["io_mode"] == "pty")
         self._output = started.output
@@ -244,6 +236,8 @@ class Keeper:
         if kind == "watch":
             self._desk.watch(connection, request["end"])
             self._desk.tell_output(self._writer.end)
+        elif kind == "ready":
+            self._desk.answer(connection, {"event": "begun"})
         elif kind == "stop":
             self._desk.watch(connection, None)
             self._end(request["reason"])

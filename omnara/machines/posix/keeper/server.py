@@ -19,7 +19,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from . import identity, keep
+from . import identity, job
 from .talk import Connection, message
 
 __all__ = ["serve"]
@@ -99,7 +99,7 @@ def _wait(line: socket.socket, tell: int) -> NoReturn:
             os.write(tell, _PID.pack(os.getpid()))
             _close_all_but(passed)
             connection, directory = passed
-            keep.keep(directory, socket.socket(fileno=connection))
+            job.do(directory, socket.socket(fileno=connection))
     except BaseException:  # noqa: BLE001 - a forked process must end here, whatever it was
         _leave_word(directory)
     finally:

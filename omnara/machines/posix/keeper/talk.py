@@ -1,6 +1,7 @@
 """How a keeper is spoken to: one connection for each request, one answer, and both close.
 
-A request is a length (four bytes), that many bytes of JSON, and the bytes that its `size` announces. An answer is a
+A request is a length (four bytes), that many bytes of JSON, and the bytes that its `size` announces; `ready`, ahead of
+the word to begin, is the only one that has no answer and no connection of its own. An answer is a
 length and JSON. A connection that ends without an answer means that the keeper is gone: the files say the rest.
 
 A keeper may be older than whoever speaks to it, since commands outlive updates: requests may gain fields, and no more.
@@ -23,6 +24,7 @@ LONGEST_DATA = 131_072
 """Source: machines.md §7 (write)."""
 _ACTION: dict[str, type] = {"id": str, "seq": int}
 _NEEDED: dict[str, dict[str, type]] = {
+    "ready": {},
     "watch": {"end": int},
     "stop": {"reason": str},
     "write": {**_ACTION, "size": int, "close": bool},
@@ -60,12 +62,15 @@ class Connection:
         self._received = bytearray()
 
     def receive(self) -> tuple[dict[str, Any], bytes] | None:
-        """Take what has arrived; return the request once it is whole. Closes on an end, and on nonsense."""
+        """Take what has arrived; return the next request once it is whole. Closes on an end, and on nonsense."""
         try:
+            known = self._request()
+            if known is not None:
+                return known
             data = self.socket.recv(64 * 1024)
         except BlockingIOError:
             return None
-        except OSError:
+        except (OSError, ValueError):
             data = b""
         if not data:
             self.close()
