@@ -47,6 +47,9 @@ NEWS_POLL_S: Final = 10.0
 WRITE_LIMIT_S: Final = 10.0
 """How long the bytes of a write may wait for the command to read them. Source: machines.md §7."""
 ENDLESS: Final = 1 << 62
+COUNT_S: Final = 15.0
+LINE_PIDS: Final = 8
+"""Processes that a line needs at most, with what it does for a request."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}\Z")
 _REFUSALS: Final[Mapping[str, str]] = {
@@ -180,17 +183,26 @@ class DockerHome:
         """Ask over the open line, and once more over a new one when that breaks.
 
         `kill`: the last resort for a container that is too full of processes to run one more, a fork bomb for one:
-        it is killed, and what ran in it is lost, as when it crashes.
+        it is killed, and what ran in it is lost, as when it crashes. Only when the engine counts them so, before and
+        after another attempt: one that is merely slow is left alone, and whoever drives it sees to it in the end.
         """
         try:
-            try:
-                return await (await self._line()).request(line, body)
-            except HomeLost:
-                return await (await self._line()).request(line, body)
+            return await self._asked(line, body)
         except HomeLost:
-            if kill and await self._crowded():
+            if not (kill and await self._full()):
+                raise
+        try:
+            return await self._asked(line, body)
+        except HomeLost:
+            if await self._full():
                 await self._kill()
             raise
+
+    async def _asked(self, line: str, body: bytes) -> Reply:
+        try:
+            return await (await self._line()).request(line, body)
+        except HomeLost:
+            return await (await self._line()).request(line, body)
 
     async def _line(self) -> Channel:
         async with self._opening:
@@ -201,13 +213,15 @@ class DockerHome:
                 self._channel = await Channel.open(self._container, self._hear, self._wake_all, self._write_limit_s)
             return self._channel
 
-    async def _crowded(self) -> bool:
-        """True when the container runs, so that it is not the engine that keeps us out."""
+    async def _full(self) -> bool:
+        """True when the container may have no more processes, by the engine's count. Takes it a second or two."""
         try:
-            state = (await self._container.show())["State"]
-        except ENGINE_ERRORS:
+            async with asyncio.timeout(COUNT_S):
+                (counted,) = await self._container.stats(stream=False)
+        except (*ENGINE_ERRORS, ValueError):
             return False
-        return bool(state.get("Status") == "running")
+        pids = counted.get("pids_stats") or {}
+        return bool(pids.get("limit")) and pids["limit"] - pids.get("current", 0) < LINE_PIDS
 
     async def _kill(self) -> None:
         try:
