@@ -26,6 +26,7 @@ from omnara.ids import new_uuid
 from omnara.log import get_logger
 from omnara.machines.link import LinkClosed, memory_link
 from omnara.machines.processes import Home, HomeLost
+from omnara.machines.providers.protocol import ProviderUnavailable
 from omnara.machines.registration import Platform
 from omnara.machines.runtime import Ended, Runtime
 
@@ -118,6 +119,9 @@ class Drive:
     async def _mended(self) -> bool:
         try:
             return await self._places.mend(self.claim)
+        except ProviderUnavailable as error:
+            self._log.warning("a lost machine was not mended", error=str(error))
+            return False
         except Exception as error:  # noqa: BLE001 - the machine stays offline, and is looked at again
             self._log.warning("a lost machine was not mended", exc_info=error)
             return False

@@ -10,94 +10,21 @@ import os
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import pytest_asyncio
 
-from omnara.client import Client
-from omnara.machines.providers.docker import DockerProvider
 from omnara.testing import Answer, call, embed, say
-from tests.support.agent_handle import Handle
-from tests.support.cluster import Cluster
+from tests.support.docker_boxes import ROLES, Boxes, boxes_on, held, said
 from tests.support.docker_engine import SANDBOX_IMAGE, engine_for_tests, has_image, missing
-from tests.support.docker_fleet import remove_everything
-from tests.support.machine_chaos import TOOLS, machine_times, results, run
+from tests.support.machine_chaos import machine_times, results, run
 from tests.support.postgres import PostgresForTests
-from tests.support.processes import ServerProcess
 from tests.support.times import Times
 from tests.support.waiting import until
 
-ROLES = "api,worker,maintenance"
 ENGINE = os.environ.get("OMNARA_DOCKER_HOST", "unix:///var/run/docker.sock")
 MEGABYTE = 2**20
-
-
-def held(log: str = "log") -> str:
-    """A command that counts its runs and ends when a test lets it."""
-    return f"echo begun >> {log}; while [ ! -e stop ]; do sleep 0.05; done; echo over >> {log}; echo the end"
-
-
-class Boxes:
-    """Agents of the flat API on a cluster: each has a container from its first command on."""
-
-    def __init__(self, cluster: Cluster, provider: DockerProvider) -> None:
-        self.cluster = cluster
-        self.provider = provider
-
-    @property
-    def client(self) -> Client:
-        """A client of the process in front."""
-        return self.cluster.client(self.cluster.front)
-
-    async def server(self) -> ServerProcess:
-        """Start a process that does everything; it is in front."""
-        (made,) = await self.cluster.start(1, ROLES)
-        self.go_to(made)
-        return made
-
-    def go_to(self, front: ServerProcess) -> None:
-        """Ask this process from now on."""
-        self.cluster.front = front
-        client = self.client
-        for agent in self.cluster.agents:
-            agent.client = client
-
-    async def agent(self, *answers: Answer) -> Handle:
-        """An agent that begins at once."""
-        return await self.cluster.agent(self.client, *answers, tools=TOOLS)
-
-    async def container(self, agent: Handle, *, other_than: str = "") -> str:
-        """The container of an agent, once it runs."""
-        query = "select container_id from sandboxes where agent_id = $1 and state = 'running' and container_id <> $2"
-        found: list[str | None] = []
-
-        async def there() -> bool:
-            found[:] = [await self.cluster.sql.fetchval(query, agent.uuid, other_than)]
-            return found != [None]
-
-        await until(there, "the agent has a container", limit_s=60)
-        return str(found[0])
-
-    async def inside(self, container: str, command: str) -> str:
-        """Run something in a container, past everything of ours."""
-        words = ["docker", "-H", ENGINE, "exec", "-w", "/home/agent", container, "sh", "-c", command]
-        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=False)
-        return done.stdout
-
-    async def has_lines(self, container: str, name: str, lines: list[str]) -> None:
-        """Wait until a file in a container has these lines."""
-
-        async def there() -> bool:
-            return (await self.inside(container, f"cat {name}")).split() == lines
-
-        await until(there, f"{name} has {lines}", limit_s=60)
-
-    async def owned(self) -> list[Any]:
-        """All that this installation has on the engine."""
-        query = "select value from installation where name = 'installation_id'"
-        return await self.provider.owned(str(await self.cluster.sql.fetchval(query)))
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -110,20 +37,8 @@ async def boxes(postgres: PostgresForTests, tmp_path: Path, times: Times) -> Asy
         # On a busy computer a container takes its time, and nothing here is about giving up.
         patient = machine_times(times).env | {"MACHINE_GRACE": "60s"}
         settings = {f"OMNARA_{name}": value for name, value in patient.items()}
-        async with postgres.fresh() as dsn:
-            cluster = Cluster(dsn, tmp_path, times, **settings, OMNARA_DOCKER_HOST=ENGINE)
-            async with cluster:
-                installation = ""
-                try:
-                    made = Boxes(cluster, provider)
-                    await made.server()
-                    yield made
-                    await cluster.verify()
-                finally:
-                    query = "select value from installation where name = 'installation_id'"
-                    installation = str(await cluster.sql.fetchval(query))
-                    await cluster.discard()
-                    await remove_everything(provider, installation)
+        async with boxes_on(postgres, tmp_path, times, provider, ENGINE, **settings) as made:
+            yield made
     finally:
         await provider.close()
 
@@ -177,11 +92,6 @@ async def test_a_container_is_killed_and_another_removed(boxes: Boxes) -> None:
     await until(lambda: said(agent, "fine"), "the next command works", limit_s=60)
     assert (await results(agent))[-1][1]["output"] == "begun\nagain\n"
     await boxes.container(agent, other_than=second)
-
-
-async def said(agent: Handle, text: str) -> bool:
-    """Whether this is the last thing that an agent's model said."""
-    return (await agent.texts())[-1:] == [text]
 
 
 async def test_many_commands_while_the_driving_replica_dies(boxes: Boxes, times: Times) -> None:

@@ -22,10 +22,16 @@ from tests.support.waiting import until
 class OwnEngine:
     """A `dockerd` with everything of it below one directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
+        self._options = options
         self.endpoint = f"unix://{directory}/docker.sock"
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped since."""
+        return self._process is not None
 
     async def start(self) -> None:
         """Start it and wait until it answers."""
@@ -42,7 +48,7 @@ class OwnEngine:
                     unshare, "--net", "--",
                     program, "--data-root", f"{self.directory}/data", "--exec-root", f"{self.directory}/exec",
                     "--host", self.endpoint, "--pidfile", f"{self.directory}/pid",
-                    "--bridge", "none", "--iptables=false",
+                    "--bridge", "none", "--iptables=false", *self._options,
                 ],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
                 env={"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin"},
@@ -70,11 +76,11 @@ class OwnEngine:
 
 
 @contextlib.asynccontextmanager
-async def own_engine() -> AsyncIterator[OwnEngine]:
-    """An engine with the small image, gone at the end."""
+async def own_engine(*options: str) -> AsyncIterator[OwnEngine]:
+    """An engine with the small image, gone at the end; `options` are further ones of `dockerd`."""
     # Sockets have short names.
     with tempfile.TemporaryDirectory(prefix="od", dir="/tmp", ignore_cleanup_errors=True) as name:
-        engine = OwnEngine(Path(name))
+        engine = OwnEngine(Path(name), *options)
         await engine.start()
         try:
             import_busybox(shutil.which("busybox") or "/bin/busybox", engine.endpoint)

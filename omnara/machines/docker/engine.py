@@ -27,6 +27,7 @@ CALL_S: Final = 30.0
 PULL_S: Final = 900.0
 _NOT_NOW: Final = frozenset({502, 503, 504, 900})
 """The last is the client library's own, for an engine that it cannot connect to."""
+_TLS: Final = "with TLS, set DOCKER_TLS_VERIFY=1, and DOCKER_CERT_PATH to where ca.pem, cert.pem and key.pem are"
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -45,9 +46,11 @@ class Engine:
             try:
                 timeout = aiohttp.ClientTimeout(sock_connect=5)
                 self._docker = Docker(url=self._endpoint, timeout=timeout)
-            except (AssertionError, ValueError) as error:
+            except (AssertionError, ValueError, DockerError) as error:
                 why = str(error) or "it is not where `docker` looks for it"
-                raise ProviderUnavailable(f"there is no Docker engine: {why}") from error
+                raise ProviderUnavailable(f"there is no Docker engine: {why}{_hint(why)}") from error
+            except OSError as error:
+                raise ProviderUnavailable(f"certificates cannot be read: {error}; {_TLS}") from error
         return self._docker
 
     async def close(self) -> None:
@@ -68,13 +71,22 @@ class Engine:
             ) from error
         except DockerError as error:
             if error.status in _NOT_NOW:
-                raise ProviderUnavailable(f"the Docker engine is not ready: {error.message}") from error
+                why = f"{error.message}{_hint(error.message)}"
+                raise ProviderUnavailable(f"the Docker engine is not ready: {why}") from error
             raise
 
     async def identity(self) -> str:
         """Return the engine's own id: two endpoints with the same one are the same engine."""
-        async with self.call() as docker:
-            info = await docker.system.info()
+        try:
+            async with self.call() as docker:
+                info: Mapping[str, Any] = await docker.system.info()
+        except (TypeError, KeyError) as error:
+            raise ProviderUnavailable("what answers there is no Docker engine") from error
+        except DockerError as error:
+            why = f"{error.message.strip() or error.status}{_hint(error.message)}"
+            raise ProviderUnavailable(f"the Docker engine does not say who it is: {why}") from error
+        if not info.get("ID"):
+            raise ProviderUnavailable("what answers there is a Docker engine without an id")
         return str(info["ID"])
 
     async def shown(self, container: str) -> dict[str, Any] | None:
@@ -167,6 +179,15 @@ class Engine:
         target: Any = container
         async with self.call():
             await target.put_archive(path, archive)
+
+
+def _hint(message: str) -> str:
+    """Return what to do about an engine that says this, for what people run into."""
+    if "Permission denied" in message:
+        return "; give the server's user the group of that socket"
+    if "HTTPS server" in message or "DOCKER_CERT_PATH" in message or "CERTIFICATE" in message.upper():
+        return f"; {_TLS}"
+    return ""
 
 
 def directories(owner: tuple[int, int], modes: Mapping[str, int]) -> bytes:
