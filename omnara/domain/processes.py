@@ -146,13 +146,17 @@ def failure(
 
 
 def working_directory(requested: str, binding_cwd: str, machine_cwd: str) -> str:
-    """Return where a command starts: absolute as asked, else under the binding's or the machine's directory.
+    """Return where a command starts: what is asked for under the binding's directory, and that under the machine's.
 
-    Empty: the machine's own choice. Source: machines.md §7.
+    Each may be absolute, and then is where the rest is under. Empty: the machine's own choice, below which it takes
+    what is still relative. Source: machines.md §7.
     """
-    base = binding_cwd or machine_cwd
-    if not requested:
-        return base
-    if requested.startswith(("/", "\\")) or requested[1:3] in (":\\", ":/") or not base:
-        return requested
-    return f"{base.rstrip('/')}/{requested}"
+    found = machine_cwd
+    for part in (binding_cwd, requested):
+        if part:
+            found = part if not found or _absolute(part) else f"{found.rstrip('/')}/{part}"
+    return found
+
+
+def _absolute(path: str) -> bool:
+    return path.startswith(("/", "\\")) or path[1:3] in (":\\", ":/")

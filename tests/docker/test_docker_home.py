@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 
+import msgspec
 import pytest
 
 from omnara.ids import IdKind
@@ -94,9 +95,16 @@ async def test_environment_directory_and_identity(machine: Box) -> None:
 
 
 async def test_a_relative_directory_is_below_the_agents(machine: Box) -> None:
+    """Whatever the machine's own is: the server has put that before it."""
     await machine.run("mkdir -p here/now")
-    _, output = await machine.run("pwd", cwd="here/now")
-    assert output == "/home/agent/here/now\n"
+    spec = msgspec.structs.replace(machine.spec, cwd="here")
+    home = await machine.provider.open_home(spec, machine.resource.resource_id)
+    other = msgspec.structs.replace(machine, spec=spec, home=home)
+    for box in (machine, other):
+        for asked, found in (("here/now", "/here/now"), ("here", "/here"), ("", ""), ("./here/../here", "/here")):
+            _, output = await box.run("pwd -P", cwd=asked)
+            assert output == f"/home/agent{found}\n"
+    await home.close()
 
 
 async def test_what_is_put_into_tmp_can_be_run(machine: Box) -> None:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -123,6 +124,18 @@ async def test_a_machine_is_a_place_to_work_in(pool: Pool) -> None:
     _, killed = await run(home, "kill -9 $$")
     assert killed.exit is not None
     assert (killed.exit.reason_code, killed.exit.exit_signal) == ("signal", "killed")
+
+
+async def test_a_relative_directory_is_below_the_machines(pool: Pool) -> None:
+    """As in a container, whatever the machine's own is: the server has put that before it."""
+    spec, home = await pool.machine()
+    inside, _ = await run(home, "mkdir -p here/now; pwd")
+    other = await pool.provider.open_home(msgspec.structs.replace(spec, cwd="here"), spec.allocation_name)
+    pool.homes.append(other)
+    for each in (home, other):
+        for asked, found in (("here/now", "/here/now"), ("here", "/here"), ("", ""), ("./here/../here", "/here")):
+            text, _ = await run(each, "pwd -P", cwd=asked)
+            assert text == f"{inside.strip()}{found}\n"
 
 
 async def test_commands_cannot_read_what_the_server_can(pool: Pool, place: Path) -> None:

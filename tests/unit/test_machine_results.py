@@ -18,6 +18,12 @@ from omnara.ids import new_uuid
         ("x", "/b/", "/m", "/b/x"),
         ("x", "", "", "x"),
         ("C:\\x", "/b", "", "C:\\x"),
+        ("", "b", "/m", "/m/b"),
+        ("x", "b", "/m/", "/m/b/x"),
+        ("/x", "b", "/m", "/x"),
+        ("x", "b", "", "b/x"),
+        ("x", "", "m", "m/x"),
+        ("x", "C:\\b", "/m", "C:\\b/x"),
     ],
 )
 def test_where_a_command_starts(asked: str, binding: str, machine: str, found: str) -> None:

@@ -16,6 +16,7 @@ from omnara.db import agents, bindings
 from omnara.db.bindings import BoundMachine, PoolName
 from omnara.domain.config import Definition, PoolSource
 from omnara.domain.content import StructuredDataBlock
+from omnara.domain.processes import working_directory
 from omnara.engine.machines.admission import MachineCapacity, Owner, PoolUnavailable, add_pool_machine
 from omnara.engine.machines.bindings import release
 from omnara.engine.machines.sources import pool_ids
@@ -144,7 +145,7 @@ def _short(machine: BoundMachine) -> dict[str, Any]:
         "kind": machine.binding_kind,
         "state": state if machine.granted or state not in LIVE_STATES else "not_granted",
         "connection": connection_of(machine),
-        "cwd": machine.cwd or machine.machine_cwd,
+        "cwd": working_directory("", machine.cwd, machine.machine_cwd),
         "platform": machine.observed_platform,
     }
 

@@ -65,12 +65,10 @@ class DockerHome:
         self,
         container: DockerContainer,
         *,
-        default_cwd: str = "",
         base_env: Mapping[str, str] = BASE_ENV,
         write_limit_s: float = WRITE_LIMIT_S,
     ) -> None:
         self._container = container
-        self._cwd = default_cwd or DIRECTORY
         self._env = base_env
         self._write_limit_s = write_limit_s
         self._channel: Channel | None = None
@@ -89,7 +87,7 @@ class DockerHome:
 
     async def prepare(self, spec: ProcessSpec) -> ProcessRecord:
         """See `Home`. The environment waits in the container's memory until the command begins."""
-        script = launch_script(spec, self._cwd, self._env)
+        script = launch_script(spec, DIRECTORY, self._env)
         line = (
             f"prepare {_token(spec.process_id)} {uuid.uuid4()} {spec.io_mode} {max(0, spec.timeout_seconds)} {_now()}"
         )

@@ -139,7 +139,7 @@ class DockerProvider:
 
     async def open_home(self, machine: MachineSpec, resource_id: str) -> DockerHome:
         """Return the container's processes; nothing is asked of it yet."""
-        return DockerHome(self.engine.docker.containers.container(resource_id), default_cwd=machine.cwd)
+        return DockerHome(self.engine.docker.containers.container(resource_id))
 
     async def owned(self, installation_id: str) -> list[Owned]:
         """Return all that this installation has on the engine, containers before volumes. Two calls."""
