@@ -17,6 +17,7 @@ from omnara.domain.processes import OFFERED_ACTIONS, OFFERED_PROCESSES
 from omnara.engine.deps import Deps
 from omnara.engine.machines import accept, offers, reports, runtimes
 from omnara.errors import Unavailable
+from omnara.fleet.answers import instance_of, invalid, unavailable, unfit
 from omnara.fleet.outstanding import Outstanding
 from omnara.fleet.strays import Strays
 from omnara.ids import IdKind, InvalidPublicId, decode, encode
@@ -24,7 +25,6 @@ from omnara.log import get_logger
 from omnara.machines.frames import (
     ActionAccept,
     ActionAcceptAck,
-    ErrorFrame,
     FromDaemon,
     FromServer,
     Heartbeat,
@@ -36,6 +36,7 @@ from omnara.machines.frames import (
     ReportAck,
     RuntimeEnded,
     SkillReport,
+    UnfitReport,
     Unknown,
 )
 from omnara.machines.link import Link, LinkClosed
@@ -46,7 +47,6 @@ log = get_logger(__name__)
 
 NORMAL: Final = 1000
 TRY_AGAIN: Final = 1011
-VALIDATION: Final = "validation_failed"
 
 
 class _Over(Exception):
@@ -150,8 +150,13 @@ class Session:
                 await self._accept_action(frame)
             case Report():
                 await self._report(frame)
-            case SkillReport() | Unknown():
-                await self._link.send(ErrorFrame(error_code=VALIDATION, error="this type of frame is not understood"))
+            case UnfitReport():
+                log.warning("a report that cannot be judged", machine_id=str(self.channel.machine_id))
+                await self._link.send(unfit(frame))
+            case SkillReport():
+                log.debug("a machine reports a skill that nobody offered it", state=frame.state)
+            case Unknown():
+                await self._link.send(invalid("this type of frame is not understood"))
             case _:
                 assert_never(frame)
 
@@ -168,9 +173,9 @@ class Session:
         A machine whose beats are not acknowledged would take this server for dead.
         """
         channel = self.channel
-        instance_id = _uuid(frame.daemon_instance_id)
+        instance_id = instance_of(frame.daemon_instance_id)
         if instance_id is None:
-            await self._link.send(ErrorFrame(error_code=VALIDATION, error="daemon_instance_id is no UUID"))
+            await self._link.send(invalid("daemon_instance_id is no UUID"))
             raise _Over
         try:
             async with self._turns:
@@ -198,7 +203,7 @@ class Session:
             raise _Over(close=TRY_AGAIN) from error
         if isinstance(answer, accept.NotAvailable):
             self._sent.refused(process_id, monotonic())
-            await self._link.send(_unavailable("process_offer_unavailable", frame.process_id))
+            await self._link.send(unavailable("process_offer_unavailable", frame.process_id))
         else:
             self._sent.accepted(process_id, monotonic())
             await self._link.send(ProcessAcceptAck(process_id=frame.process_id))
@@ -221,7 +226,7 @@ class Session:
             raise _Over(close=TRY_AGAIN) from error
         if isinstance(answer, accept.NotAvailable):
             self._sent.refused(action_id, monotonic())
-            await self._link.send(_unavailable("action_offer_unavailable", frame.process_id, frame.process_action_id))
+            await self._link.send(unavailable("action_offer_unavailable", frame.process_id, frame.process_action_id))
         else:
             self._sent.accepted(action_id, monotonic())
             await self._link.send(
@@ -254,7 +259,7 @@ class Session:
         try:
             return decode(kind, text)
         except InvalidPublicId:
-            await self._link.send(ErrorFrame(error_code=VALIDATION, error=f"not an id that starts with {kind.value}_"))
+            await self._link.send(invalid(f"not an id that starts with {kind.value}_"))
             return None
 
     # --- to the machine ---------------------------------------------------------------------------------
@@ -286,15 +291,3 @@ class Session:
         for process_id in found.terminations:
             if self._sent.may_terminate(process_id, now):
                 await self._link.send(ProcessTerminate(process_id=encode(IdKind.PROCESS, process_id)))
-
-
-def _unavailable(code: str, process_id: str, action_id: str = "") -> ErrorFrame:
-    return ErrorFrame(error_code=code, error="no longer available", process_id=process_id, process_action_id=action_id)
-
-
-def _uuid(text: str) -> UUID | None:
-    """Return the UUID that is written there; None for the zero one, too, which names nothing."""
-    try:
-        return UUID(text) if UUID(text).int else None
-    except ValueError:
-        return None

@@ -32,6 +32,7 @@ __all__ = [
     "RuntimeEnded",
     "SkillOffer",
     "SkillReport",
+    "UnfitReport",
     "Unknown",
 ]
 
@@ -64,6 +65,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     report_id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     event: Event
+
+
+class UnfitReport(msgspec.Struct, frozen=True):
+    """A report that is one by its form, of an event that nobody can report. Only read, never written."""
+
+    report_id: str
 
 
 class SkillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -176,7 +183,7 @@ class Unknown(msgspec.Struct, frozen=True):
     type: str
 
 
-FromDaemon = Heartbeat | ProcessAccept | ActionAccept | Report | SkillReport | Unknown
+FromDaemon = Heartbeat | ProcessAccept | ActionAccept | Report | UnfitReport | SkillReport | Unknown
 FromServer = (
     HeartbeatAck
     | ProcessOffer

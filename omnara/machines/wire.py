@@ -44,6 +44,7 @@ from omnara.machines.frames import (
     RuntimeEnded,
     SkillOffer,
     SkillReport,
+    UnfitReport,
     Unknown,
 )
 from omnara.machines.registration import (
@@ -106,6 +107,7 @@ __all__ = [
     "SkillOffer",
     "SkillReport",
     "StartedResult",
+    "UnfitReport",
     "Unknown",
     "WritePayload",
     "decode_from_daemon",
@@ -178,11 +180,38 @@ class _Envelope(msgspec.Struct, frozen=True):
     payload: msgspec.Raw
 
 
+class _AnyEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What every version's events have in common: the types of their fields."""
+
+    type: str = ""
+    process_id: str = ""
+    process_action_id: str = ""
+    state: str = ""
+    exit_code: int | None = None
+    exit_signal: str = ""
+    state_reason_code: str = ""
+    state_reason_message: str = ""
+    started_at: str | None = None
+    ended_at: str | None = None
+    observed_at: str | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
+
+    def __post_init__(self) -> None:
+        for text in (self.started_at, self.ended_at, self.observed_at):
+            moment(text)
+
+
+class _AnyReport(msgspec.Struct, frozen=True):
+    report_id: str = ""
+    event: _AnyEvent | None = None
+
+
 _encoder: Final = msgspec.json.Encoder()
 _envelope: Final = msgspec.json.Decoder(_Envelope)
 _decoders: Final = {
     kind: msgspec.json.Decoder(kind) for names in (_FROM_DAEMON, _FROM_SERVER) for kind in names.values()
 }
+_any_report: Final = msgspec.json.Decoder(_AnyReport)
 _read_payload: Final = msgspec.json.Decoder(ReadPayload)
 _write_payload: Final = msgspec.json.Decoder(WritePayload)
 
@@ -199,7 +228,10 @@ def encode(frame: FromDaemon | FromServer) -> bytes:
 
 
 def decode_from_daemon(data: bytes | str) -> FromDaemon:
-    """Return what a runtime sent; `Unknown` for any type that only others send. Raises FrameError."""
+    """Return what a runtime sent; `Unknown` for any type that only others send. Raises FrameError.
+
+    A report of an event that no runtime can report is an `UnfitReport`.
+    """
     frame: FromDaemon = _decode(data, _FROM_DAEMON)
     return frame
 
@@ -224,9 +256,19 @@ def _decode(data: bytes | str, kinds: Mapping[str, type[Any]]) -> Any:
         if not bytes(envelope.payload).startswith(b"{"):
             raise FrameError("a frame's payload must be an object")
         kind = kinds.get(envelope.type)
-        return Unknown(envelope.type) if kind is None else _decoders[kind].decode(envelope.payload)
+        return Unknown(envelope.type) if kind is None else _payload_of(kind, envelope.payload)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise FrameError(_fault(error)) from error
+
+
+def _payload_of(kind: type[Any], payload: msgspec.Raw) -> Any:
+    try:
+        return _decoders[kind].decode(payload)
+    except msgspec.ValidationError:
+        if kind is not Report:
+            raise
+        # Well formed, with an event that cannot be: that is judged (§6), not cut off, or it would be sent for ever.
+        return UnfitReport(_any_report.decode(payload).report_id)
 
 
 def _fault(error: Exception) -> str:

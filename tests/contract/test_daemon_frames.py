@@ -185,6 +185,23 @@ def test_what_is_no_time_makes_the_frame_malformed(text: str) -> None:
         _finished(started_at=text)
 
 
+@pytest.mark.parametrize(
+    "event",
+    [b'{"type":"newer"}', b'{"type":"process_finished","process_id":"p","state":"queued"}', b"{}", b"null"],
+)
+def test_an_event_that_cannot_be_leaves_a_report_that_can_be_answered(event: bytes) -> None:
+    frame = wire.decode_from_daemon(b'{"type":"report","payload":{"report_id":"r","event":' + event + b"}}")
+    assert frame == wire.UnfitReport("r")
+
+
+@pytest.mark.parametrize(
+    "event", [b'{"type":1}', b"[]", b'{"exit_code":1.5}', b'{"state":"queued","ended_at":"now"}', b'{"process_id":{}}']
+)
+def test_a_report_that_is_malformed_is_refused(event: bytes) -> None:
+    with pytest.raises(wire.FrameError):
+        wire.decode_from_daemon(b'{"type":"report","payload":{"report_id":"r","event":' + event + b"}}")
+
+
 def test_a_reads_payload_is_strict() -> None:
     assert wire.read_payload(msgspec.Raw(b"{}")) == wire.ReadPayload(max_bytes=8192)
     for wrong in (b'{"cursor":null}', b'{"other":1}', b'{"max_bytes":65537}', b'{"wait_ms":10001}', b"[]", b"null"):

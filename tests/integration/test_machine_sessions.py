@@ -392,7 +392,6 @@ async def test_a_machine_cannot_touch_anothers_processes(bench: Bench, daemon: R
         ("action_accept", {"process_id": "prc_x", "process_action_id": "pac_y"}),
         ("dance", {}),
         ("process_offer", {"process_id": "prc_x"}),
-        ("skill_report", {"request_id": "r", "skill_id": "s", "state": "ready"}),
     ],
 )
 async def test_what_makes_no_sense_is_told_and_the_channel_stays(
@@ -413,7 +412,7 @@ async def test_what_makes_no_sense_is_told_and_the_channel_stays(
         ("[]", 1002),
         ('{"type":"heartbeat"}', 1002),
         ('{"type":"heartbeat","payload":[]}', 1002),
-        ('{"type":"report","payload":{"report_id":"","event":{"type":"x"}}}', 1002),
+        ('{"type":"report","payload":{"report_id":"","event":{"type":1}}}', 1002),
         ("[" * 100_000, 1002),
         (b"\x00\xff", 1003),
         ('{"type":"heartbeat","payload":{"x":"' + "a" * 2**20 + '"}}', 1009),
@@ -434,6 +433,31 @@ async def test_a_bad_frame_closes_its_socket_and_no_other(
     await daemon.connect()
     await daemon.beat()
     await daemon.expect("heartbeat_ack")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "process_vanished", "process_id": "prc_x"},
+        {"type": "process_finished", "process_id": "prc_x", "state": "running"},
+        {"type": "process_finished", "process_id": "prc_x", "state": "exited", "result": [1]},
+        {},
+        None,
+    ],
+)
+async def test_a_report_that_cannot_be_is_refused_and_the_channel_stays(daemon: RawDaemon, event: Any) -> None:
+    """A daemon says everything again on each channel: cut off for it, it would come back for ever."""
+    await daemon.send("report", report_id="r1", event=event)
+    ack = await daemon.expect("report_ack")
+    assert (ack["ack_status"], ack["report_id"], ack["error_code"]) == ("permanent_reject", "r1", "validation_failed")
+    await daemon.beat()
+    assert (await daemon.receive())[0] == "heartbeat_ack", "no error, and no close"
+
+
+async def test_a_skill_that_nobody_offered_is_nobodys_business(daemon: RawDaemon) -> None:
+    await daemon.send("skill_report", request_id="r", skill_id="s", state="failed", error_code="x", error="y")
+    await daemon.beat()
+    assert (await daemon.receive())[0] == "heartbeat_ack"
 
 
 async def test_a_zero_instance_is_refused(bench: Bench, daemon: RawDaemon) -> None:
