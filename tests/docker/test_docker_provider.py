@@ -178,6 +178,7 @@ async def test_with_a_network_link_local_addresses_lead_nowhere(provider: Docker
         assert made.resource.details["ip_address"]
         _, routes = await made.run("ip route; ip route del blackhole 169.254.0.0/16 2>&1")
         assert "blackhole 169.254.0.0/16" in routes
+        assert "blackhole 100.100.100.200" in routes
         assert "ot permitted" in routes
         _, output = await made.run("nc -w 2 169.254.169.254 80 </dev/null 2>&1; echo status $?")
         assert "status 1" in output

@@ -42,9 +42,10 @@ _HEALTH: Final = f"[ -w {DIRECTORY} ] && [ -w {TRANSIENT} ]"
 _GUARD: Final = (
     "ip route replace blackhole 169.254.0.0/16 || ip route add blackhole 169.254.0.0/16 "
     "|| route add -net 169.254.0.0 netmask 255.255.0.0 reject || exit 9; "
-    "ip -6 route replace blackhole fd00:ec2::254/128 2>/dev/null; exit 0"
+    "for a in 100.100.100.200/32 fd00:ec2::254/128 fd20:ce::254/128 fd00:c1::a9fe:a9fe/128; do "
+    "ip route replace blackhole $a || ip -6 route replace blackhole $a; done 2>/dev/null; exit 0"
 )
-"""Clouds serve credentials to every machine at link-local addresses, and that one of IPv6."""
+"""Clouds serve credentials to every machine at link-local addresses, and some at these others."""
 
 
 class DockerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
