@@ -45,7 +45,10 @@ class OfferedRow(msgspec.Struct, frozen=True):
 
 
 class ReportedProcess(msgspec.Struct, frozen=True):
-    """A locked process that a report is about. `quiet`: nothing was noted on its machine for half a minute."""
+    """A locked process that a report is about. `quiet`: nothing was noted on its machine for half a minute.
+
+    `replaced`: its machine has a new place, of which no command has told yet.
+    """
 
     id: UUID
     agent_id: UUID
@@ -66,6 +69,7 @@ class ReportedProcess(msgspec.Struct, frozen=True):
     project_id: UUID
     secret_env: str
     quiet: bool
+    replaced: bool
 
 
 class ReportedAction(msgspec.Struct, frozen=True):
@@ -168,7 +172,7 @@ async def lock_waiting_report(
     if row is None:
         return None
     values = tuple(row)
-    return HotRow(*values[:17]), ReportedProcess(*values[17:36]), CallRow(*values[36:])
+    return HotRow(*values[:17]), ReportedProcess(*values[17:37]), CallRow(*values[37:])
 
 
 async def publish(

@@ -23,6 +23,12 @@ LIVE: Final = frozenset({"queued", "starting", "running"})
 OVER: Final = frozenset({"exited", "failed", "killed", "unknown"})
 ACTION_OVER: Final = frozenset({"applied", "failed", "unknown"})
 
+REPLACED: Final = (
+    "This is the first command since the machine was replaced by a new one with the same working directory: what ran "
+    "there before has ended, and what was kept elsewhere (in /tmp, in memory) is gone."
+)
+"""What the first command on a machine that was replaced says besides. Source: field-reports B27."""
+
 MAX_LIVE_PER_AGENT: Final = 32
 """Source: machines.md §4."""
 MAX_LISTED: Final = 20

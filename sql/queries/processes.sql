@@ -82,7 +82,8 @@ select s.agent_id, s.project_id, s.gate, s.worker_id, s.next_sequence, s.next_ra
        p.id, p.agent_id, p.machine_id, p.tool_call_id, p.purpose, p.state, p.reason_code, p.exit_code, p.exit_signal,
        p.terminate_requested, p.default_cursor, p.next_action_seq, p.granted_at, p.started_at, p.ended_at, p.closed_at,
        p.project_id, p.secret_env,
-       m.last_activity_at < statement_timestamp() - interval '30 seconds' as quiet
+       m.last_activity_at < statement_timestamp() - interval '30 seconds' as quiet,
+       m.generation > 1 and m.last_activity_at = m.activated_at as replaced
 from machine_runtimes r
 join machines m on m.id = r.machine_id and m.current_runtime_id = r.id
 join processes p on p.machine_id = r.machine_id
@@ -100,6 +101,7 @@ select s.agent_id, s.project_id, s.gate, s.worker_id, s.next_sequence, s.next_ra
        p.terminate_requested, p.default_cursor, p.next_action_seq, p.granted_at, p.started_at, p.ended_at, p.closed_at,
        p.project_id, p.secret_env,
        m.last_activity_at < statement_timestamp() - interval '30 seconds' as quiet,
+       m.generation > 1 and m.last_activity_at = m.activated_at as replaced,
        t.id as call_id, t.agent_id, t.output_sequence, t.ordinal, t.turn_id, t.turn_sequence, t.provider_call_id, t.name,
        t.type, t.input, t.state as call_state, t.outcome, t.created_at, t.completed_at
 from machine_runtimes r

@@ -108,12 +108,13 @@ select exists (select from processes where machine_id = $1 and state in ('queued
 update machines set failure_report = $2::jsonb || jsonb_build_object('reported_at', statement_timestamp()), updated_at = statement_timestamp() where id = $1;
 
 -- name: touch_activity
--- Something began or ended on a machine; at most one write in 30 s, and none while somebody has it locked.
+-- Something began or ended on a machine; at most one write in 30 s after the first, and none while somebody has it locked.
 -- Index: machines_pkey.
 update machines set last_activity_at = statement_timestamp()
 where id = any(array(
   select id from machines
-  where id = $1 and last_activity_at < statement_timestamp() - interval '30 seconds' for no key update skip locked));
+  where id = $1 and (last_activity_at < statement_timestamp() - interval '30 seconds' or last_activity_at = activated_at)
+  for no key update skip locked));
 
 -- name: end_lapsed_runtimes
 -- End runtimes whose lease ran out more than $1 seconds ago; a daemon that is back sooner renews it. Index: machine_runtimes_lease.

@@ -426,6 +426,20 @@ async def test_a_file_on_its_way_keeps_its_bytes_and_completes_nobody(engine: En
     assert (await floor.finished(job)).ack_status == "committed"
 
 
+async def test_the_first_command_in_a_new_place_tells_of_it(engine: Engine) -> None:
+    floor = await Floor.make(engine)
+    change = "update machines set generation = 2, activated_at = now(), last_activity_at = now() where id = $1"
+    await floor.sql.fetch(change, floor.machine.id)
+    jobs = [await floor.job() for _ in range(2)]
+    for job in jobs:
+        await floor.accept(job)
+        await floor.started(job)
+        await floor.finished(job)
+    notices = [(await floor.told(job))[1].get("notice", "") for job in jobs]
+    assert "was replaced" in notices[0]
+    assert notices[1] == ""
+
+
 async def test_the_usual_report_takes_three_statements(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     floor = await Floor.make(engine)
     job = await floor.job()

@@ -21,6 +21,7 @@ from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
 from omnara.db.processes import ReportedAction, ReportedProcess
 from omnara.domain.processes import (
+    REPLACED,
     action_result,
     command_result,
     failure,
@@ -115,6 +116,7 @@ class _Reported:
         self._appending = Appending(connection, hot)
         self._added: list[Added] = []
         self._told = Told()
+        self._told_replaced = False
 
     async def apply(self) -> _Applied:
         event = await self._said(self._report.event)
@@ -125,7 +127,9 @@ class _Reported:
         else:
             ack = await self._action(event)
         changed = ack.ack_status in ("committed", "cleanup_only")
-        return _Applied(ack, self._told, self._process.machine_id if changed and self._process.quiet else None)
+        # Activity on a new place is noted with the first command that told of it.
+        noted = self._told_replaced if self._process.replaced else changed and self._process.quiet
+        return _Applied(ack, self._told, self._process.machine_id if noted else None)
 
     async def _said(self, event: Event) -> Event:
         """Return an event whose reason names no secret: a machine's error may quote what it was given."""
@@ -244,15 +248,17 @@ class _Reported:
     # --- the end ------------------------------------------------------------------------------------------
 
     async def _add(self, call_id: UUID | None, outcome: Any, value: dict[str, Any]) -> bool:
-        """Add the result of a call if it waits; whether it did."""
+        """Add the result of a call if it waits; whether it did. A command in a new place tells of that, once."""
         if call_id is None:
             return False
-        result = Result(call_id, outcome, value)
+        tells = self._process.replaced and call_id == self._process.tool_call_id
+        result = Result(call_id, outcome, value | {"notice": REPLACED} if tells else value)
         if self._call is not None and self._call.id == call_id:
             added = [add_result(self._appending, self._call, result)]
         else:
             added = await add_results(self._connection, self._appending, [result])
         self._added += added
+        self._told_replaced = tells and bool(added)
         return bool(added)
 
     async def _done(self, won: bool, call_id: UUID | None) -> ReportAck:
