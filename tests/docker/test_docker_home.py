@@ -207,7 +207,10 @@ async def test_a_terminal_where_there_is_script_and_a_reason_where_not(machine: 
     record = await machine.start("tty; stty size; read line; echo got $line; exit 4", 5.0, io_mode="pty")
     output = await machine.until_output(record.process_id, "24 80")
     assert output.startswith("/dev/pts/")
-    assert (await machine.home.write(record.process_id, PAC[1], 1, b"words\n", False)).state == "applied"
+    refused = await machine.home.write(record.process_id, PAC[1], 1, b"nothing of this\n", True)
+    assert (refused.state, refused.reason_code) == ("failed", "close_stdin_unsupported")
+    assert await machine.home.write(record.process_id, PAC[1], 1, b"nothing of this\n", True) == refused
+    assert (await machine.home.write(record.process_id, PAC[2], 2, b"words\n", False)).state == "applied"
     await machine.until_output(record.process_id, "got words")
     ended = await machine.end(record.process_id)
     assert ended.exit is not None

@@ -38,6 +38,10 @@ _MESSAGES: Final[Mapping[str, str]] = {
     "shell": "the shell is not installed on this machine",
     "lost": "the machine was restarted before the command began",
 }
+_REFUSALS: Final[Mapping[str, str]] = {
+    "close_stdin_unsupported": "A terminal's input cannot be closed.",
+    "stdin_closed": "The process's standard input is closed.",
+}
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -165,7 +169,11 @@ def _action(words: Sequence[str]) -> ActionRecord:
         raise ValueError(kind)
     outcome = None
     if state != "-":
-        outcome = ActionOutcome(state=state, reason_code="" if why == "-" else why)  # type: ignore[arg-type]
+        outcome = ActionOutcome(
+            state=state,  # type: ignore[arg-type]
+            reason_code="" if why == "-" else why,
+            reason_message=_REFUSALS.get(why, ""),
+        )
     return ActionRecord(
         action_id=action_id,
         kind=kind,  # type: ignore[arg-type]

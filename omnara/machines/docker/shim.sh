@@ -261,7 +261,10 @@ feed() { # id action close: what is in the file into the command's standard inpu
 write() { # id action seq close length
   body "$5" >"$T/w.$2" || { rm -f "$T/w.$2"; printf '! full\n'; return; }
   if marked "$1" "$2" write "$3"; then
-    if [ -e "$V/$1/in.closed" ] || [ ! -p "$T/p/$1/in" ]; then outcome "$1" "$2" failed stdin_closed
+    mode=
+    [ "$4" = 1 ] && read -r _ _ mode _ <"$V/$1/spec"
+    if [ "$mode" = pty ]; then outcome "$1" "$2" failed close_stdin_unsupported
+    elif [ -e "$V/$1/in.closed" ] || [ ! -p "$T/p/$1/in" ]; then outcome "$1" "$2" failed stdin_closed
     else feed "$1" "$2" "$4" </dev/null >/dev/null 8>&- 9>&- & return
     fi
   fi
