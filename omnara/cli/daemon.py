@@ -29,8 +29,10 @@ def command() -> None:
 
     \b
     Connect this computer:
-      1. Make a machine on the server (POST /api/v1/orgs/ORG/machines/connect): its token is shown once.
-      2. OMNARA_MACHINE_TOKEN=omnara_daemon_v1_… omnara daemon install --api-url https://omnara.example.com
+      1. omnara machines connect NAME      where you have a key of the server: shows a token, once
+      2. curl -fsS https://omnara.example.com/install/omnarad.sh | OMNARA_MACHINE_TOKEN=omnara_daemon_v1_… sh
+         or, where omnara is installed already:
+         OMNARA_MACHINE_TOKEN=omnara_daemon_v1_… omnara daemon install --api-url https://omnara.example.com
       3. omnara daemon status
     """
 

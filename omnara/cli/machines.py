@@ -188,6 +188,20 @@ def list_pools(as_json: bool) -> None:
 @click.argument("pool")
 @click.confirmation_option(prompt="End all machines of this pool and delete it?")
 def delete_pool(pool: str) -> None:
-    """End a pool with all its machines and what runs on them. POOL is an id."""
-    with_client(lambda client: client.machines.delete_pool(pool))
+    """End a pool with all its machines and what runs on them. POOL is a name or an id, as `list` prints them."""
+
+    async def work(client: Client) -> None:
+        await client.machines.delete_pool(await _pool(client, pool))
+
+    with_client(work)
     click.echo("deleted")
+
+
+async def _pool(client: Client, pool: str) -> str:
+    """Return a pool's id: as it was given, or of the one that has it as its name. Raises ConfigurationError."""
+    if pool.startswith("mpo_"):
+        return pool
+    for one in await client.machines.pools():
+        if one.name == pool:
+            return one.id
+    raise ConfigurationError(f"there is no pool called {pool}")

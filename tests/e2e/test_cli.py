@@ -310,7 +310,7 @@ async def test_agents_are_launched_on_machines_and_pools(caller: dict[str, str])
     assert (agent.code, agent.out[:4]) == (0, "agt_"), agent.err
     nobody = await omnara(*launch, "--machine", "desk", "--pool", "nowhere", environment=caller)
     assert (nobody.code, "machine_sources.1.pool" in nobody.err) == (1, True), nobody.err
-    gone = await omnara("machines", "pools", "delete", pool, "--yes", environment=caller)
+    gone = await omnara("machines", "pools", "delete", "cli-pool", "--yes", environment=caller)
     assert (gone.code, gone.out) == (0, "deleted\n"), gone.err
 
 
