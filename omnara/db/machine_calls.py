@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -118,7 +118,10 @@ async def active_processes(connection: Connection, agent_id: UUID, limit: int) -
 async def insert_action(
     connection: Connection, action_id: UUID, process_id: UUID, call_id: UUID | None, kind: str, payload: str
 ) -> bool:
-    """Queue an action after those before it. `payload` is JSON text. False when the process is over, but for reads."""
+    """Queue an action after those before it. `payload` is JSON text. False when the process is over, but for reads.
+
+    Without a call it moves a piece of a file: False also when the call that wants the file is over.
+    """
     row = await connection.fetchrow(_SQL["insert_action"], action_id, process_id, call_id, kind, payload)
     return row is not None
 
@@ -138,10 +141,22 @@ async def internal_actions(
 
 
 async def forget_actions(connection: Connection, process_id: UUID) -> None:
-    """Remove the closed actions of such a process, with the pieces of a file that they hold."""
+    """Remove the actions of such a process that were done, with the pieces of a file that they hold."""
     await connection.execute(_SQL["forget_actions"], process_id)
 
 
-async def end_internal(connection: Connection, process_id: UUID, reason: str) -> None:
-    """End such a process, or have its machine end it. Without effect when it is over."""
-    await connection.execute(_SQL["end_internal"], process_id, reason)
+async def end_internal(connection: Connection, process_ids: Collection[UUID], before: str, after: str) -> None:
+    """End such processes (`before`), or have their machines end them (`after`). Without effect on what is over."""
+    await connection.execute(_SQL["end_internal"], list(process_ids), before, after)
+
+
+async def lock_transfers(connection: Connection, calls: Collection[tuple[UUID, UUID]]) -> dict[UUID, UUID]:
+    """Lock the processes that carry files for these calls (agent, call) of locked agents; return their machines."""
+    agents, ids = [agent_id for agent_id, _ in calls], [call_id for _, call_id in calls]
+    return {row[0]: row[1] for row in await connection.fetch(_SQL["lock_transfers"], agents, ids)}
+
+
+async def drop_pieces(connection: Connection, process_ids: Collection[UUID], reason: str) -> None:
+    """Remove the actions of such processes with the pieces of files in them. What is on its way counts for nothing."""
+    await connection.fetch(_SQL["lock_pieces"], list(process_ids))
+    await connection.execute(_SQL["drop_pieces"], list(process_ids), reason)

@@ -124,5 +124,8 @@ async def stop_turn(connection: Connection, appending: Appending, actor_id: UUID
 
 
 def at_machines(open_calls: Iterable[CallRow]) -> list[UUID]:
-    """Those of these calls that may wait for a machine: a question has nothing there, and needs no look."""
-    return [call.id for call in open_calls if call.state == "waiting" and call.name in MACHINE_TOOLS]
+    """Those of these calls that may have something on a machine: a question has nothing there, and needs no look.
+
+    Those that run carry files.
+    """
+    return [call.id for call in open_calls if call.state in ("waiting", "running") and call.name in MACHINE_TOOLS]

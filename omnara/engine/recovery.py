@@ -21,6 +21,7 @@ from omnara.domain.claim import Claim, HeldClaim
 from omnara.domain.content import INTERRUPTED_TEXT, ErrorBlock, TextBlock
 from omnara.domain.events import EventMeta, ModelOutputPayload, ToolResultPayload, encode_payload
 from omnara.engine.deps import Deps
+from omnara.engine.machines.closing import INTERRUPTED, end_transfers
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.log import get_logger
 
@@ -36,6 +37,8 @@ class Released(msgspec.Struct, frozen=True):
 
     agents: tuple[UUID, ...]
     crashed: tuple[UUID, ...]
+    machines: tuple[UUID, ...] = ()
+    """They carried files for calls that were interrupted, and are to stop."""
 
 
 async def release_orphans(deps: Deps, death_limit: int) -> Released:
@@ -62,6 +65,7 @@ async def release_orphans(deps: Deps, death_limit: int) -> Released:
 async def _release_singly(deps: Deps, orphans: _Orphans) -> Released:
     agents: list[UUID] = []
     crashed: list[UUID] = []
+    machines: list[UUID] = []
     orphans.last = FIRST
     while orphans.last is not None:
         try:
@@ -73,7 +77,8 @@ async def _release_singly(deps: Deps, orphans: _Orphans) -> Released:
             continue
         agents += released.agents
         crashed += released.crashed
-    return Released(tuple(agents), tuple(crashed))
+        machines += released.machines
+    return Released(tuple(agents), tuple(crashed), tuple(machines))
 
 
 class _Orphans:
@@ -154,7 +159,8 @@ async def _take(
     connection: Connection, claims: Sequence[LockedClaim], agents: Sequence[TakenAgent], step_state: str
 ) -> Released:
     calls: dict[UUID, list[UUID]] = defaultdict(list)
-    for agent_id, call_id in await db.running_calls(connection, claims):
+    running = await db.running_calls(connection, claims)
+    for agent_id, call_id in running:
         calls[agent_id].append(call_id)
     with_results = [
         msgspec.structs.replace(
@@ -163,7 +169,9 @@ async def _take(
         for agent in agents
     ]
     taken = await db.take_away(connection, with_results, step_state)
-    return Released(tuple(taken), tuple(agent_id for agent_id, (_, gate) in taken.items() if gate == "crashed"))
+    machines = await end_transfers(connection, running, INTERRUPTED, INTERRUPTED) if running else ()
+    crashed = tuple(agent_id for agent_id, (_, gate) in taken.items() if gate == "crashed")
+    return Released(tuple(taken), crashed, tuple(machines))
 
 
 def _interrupted(call_id: UUID) -> str:
@@ -178,3 +186,5 @@ def _announce(deps: Deps, released: Released) -> None:
         deps.feed.wake(agent_id)
     deps.hints.events(released.agents)
     deps.hints.ready(released.agents)
+    if released.machines:
+        deps.hints.machines(released.machines)

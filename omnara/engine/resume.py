@@ -117,15 +117,15 @@ async def _close_calls(connection: Connection, appending: Appending, state: LogS
     dropped = [call for call in open_calls if call.output_sequence != state.batch_sequence]
     hot.batch_sequence = state.batch_sequence if kept else None
     hot.open_calls = len(kept)
-    for call in kept:
-        if call.state == "running":
-            appending.add_result(call, "failed", [TextBlock(INTERRUPTED_TEXT)])
+    interrupted = [call for call in kept if call.state == "running"]
+    for call in interrupted:
+        appending.add_result(call, "failed", [TextBlock(INTERRUPTED_TEXT)])
+    await cancel_calls(connection, hot.agent_id, at_machines([*interrupted, *dropped]))
     if not dropped:
         return []
     first = hot.next_sequence
     for call in dropped:
         appending.add_result(call, "canceled", [StructuredDataBlock({"reason": VOIDED})])
-    await cancel_calls(connection, hot.agent_id, at_machines(dropped))
     await _cancel_forms(connection, hot.agent_id, dropped)
     return [(first, hot.next_sequence)]
 

@@ -43,11 +43,14 @@ where p.agent_id = $1 and p.state in ('queued', 'starting', 'running') and p.pur
 order by p.created_at desc, p.id desc limit $2;
 
 -- name: insert_action
--- Queue an action of a process, after those before it; no row when the process is over and it is no read.
--- Index: processes_pkey.
+-- Queue an action of a process, after those before it; no row when the process is over and it is no read. One of nobody's
+-- ($3 null) is for a process that carries a file, and in vain when that is to end or its call is over.
+-- Index: processes_pkey, tool_calls_agent_id_id_key.
 with n as (
-  update processes set next_action_seq = next_action_seq + 1
+  update processes p set next_action_seq = next_action_seq + 1
   where id = $2 and ($4 = 'read' or state in ('queued', 'starting', 'running'))
+    and ($3::uuid is not null or terminate_requested is null and (
+      select t.state from tool_calls t where t.agent_id = p.agent_id and t.id = p.tool_call_id) = 'running')
   returning next_action_seq - 1 as seq, agent_id, machine_id
 )
 insert into process_actions (id, agent_id, process_id, machine_id, tool_call_id, seq, kind, payload)
@@ -63,14 +66,40 @@ select state, exit_code, reason_code, reason_message from processes where id = $
 select id, state, reason_code, result from process_actions where process_id = $1 and id = any($2::uuid[]) order by seq;
 
 -- name: forget_actions
--- Remove the closed actions of such a process: they hold pieces of a file. Index: unique key of process_actions.
-delete from process_actions where process_id = $1 and state in ('applied', 'failed', 'unknown');
+-- Remove what a machine has done of the actions of such a process: they hold pieces of a file.
+-- Index: unique key of process_actions.
+delete from process_actions where process_id = $1 and state = 'applied';
 
 -- name: end_internal
--- End such a process: one that waits never runs, one that was granted is to be ended by its machine. Index: processes_pkey.
+-- End such processes: one that waits never runs ($2), one that was granted is to be ended by its machine ($3).
+-- Index: processes_pkey.
 update processes set
   state = case when state = 'queued' then 'failed' else state end,
   reason_code = case when state = 'queued' then $2 else reason_code end,
   closed_at = case when state = 'queued' then clock_timestamp() end,
-  terminate_requested = case when state = 'queued' then null else coalesce(terminate_requested, $2) end
-where id = $1 and state in ('queued', 'starting', 'running');
+  terminate_requested = case when state = 'queued' then null else coalesce(terminate_requested, $3) end
+where id = any($1::uuid[]) and state in ('queued', 'starting', 'running');
+
+-- name: lock_transfers
+-- The processes that carry files for these calls (agents $1, calls $2, parallel), also those that are over, with their
+-- machines. The agents are locked. Index: unique key of processes (agent_id, tool_call_id).
+select p.id, p.machine_id
+from processes p join unnest($1::uuid[], $2::uuid[]) as c (agent_id, call_id)
+  on p.agent_id = c.agent_id and p.tool_call_id = c.call_id
+where p.purpose <> 'command' order by p.id for no key update of p;
+
+-- name: lock_pieces
+-- The open actions of such processes, which are locked: no machine may take one from here on.
+-- Index: unique key of process_actions.
+select id from process_actions where process_id = any($1::uuid[]) and state in ('queued', 'accepted')
+order by process_id, seq for no key update;
+
+-- name: drop_pieces
+-- Remove the actions of such processes with the pieces of files that they hold. One of which a machine may still speak stays,
+-- closed and empty, so that its report finds it. Locked before. Index: unique key of process_actions.
+with gone as (delete from process_actions where process_id = any($1::uuid[]) and state in ('queued', 'applied'))
+update process_actions set
+  state = case when state <> 'accepted' then state when kind = 'read' then 'failed' else 'unknown' end,
+  reason_code = case when state = 'accepted' then $2 else reason_code end,
+  payload = '{}', result = null, closed_at = coalesce(closed_at, clock_timestamp())
+where process_id = any($1::uuid[]) and state in ('accepted', 'failed', 'unknown');

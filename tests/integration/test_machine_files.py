@@ -103,10 +103,7 @@ async def test_files_go_there_and_back(database: str, tmp_path: Path) -> None:
         assert again["outcome"] == "succeeded"
         assert (at.work / "dot2.png").read_bytes() == PNG
         rows = await processes(at.engine, at.agent)
-        assert [(row["purpose"], row["state"], row["tool_call_id"]) for row in rows] == [
-            ("upload", "exited", None),
-            ("download", "exited", None),
-        ] * 2
+        assert [(row["purpose"], row["state"]) for row in rows] == [("upload", "exited"), ("download", "exited")] * 2
         assert await at.engine.sql.fetchval("select count(*) from process_actions") == 0
 
 

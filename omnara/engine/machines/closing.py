@@ -11,9 +11,9 @@ from collections.abc import Collection
 from typing import Final
 from uuid import UUID
 
+from omnara.db import machine_calls, runtimes
 from omnara.db import process_ends as ends
 from omnara.db import processes as db
-from omnara.db import runtimes
 from omnara.db.connection import Connection
 from omnara.db.process_ends import EndedAction, EndedProcess, Ending
 from omnara.engine.appending import Appending
@@ -25,6 +25,7 @@ ARCHIVED: Final = "agent_archived"
 RELEASED: Final = "machine_binding_released"
 DECOMMISSIONED: Final = "machine_decommissioned"
 REVOKED: Final = "authorization_revoked"
+INTERRUPTED: Final = "call_interrupted"
 
 
 async def cancel_calls(connection: Connection, agent_id: UUID, calls: Collection[UUID]) -> set[UUID]:
@@ -35,10 +36,27 @@ async def cancel_calls(connection: Connection, agent_id: UUID, calls: Collection
     """
     if not calls:
         return set()
+    files = await end_transfers(connection, [(agent_id, call_id) for call_id in calls], BEFORE_GRANT, AFTER_GRANT)
     processes = await ends.cancel_processes(connection, agent_id, BEFORE_GRANT, AFTER_GRANT, calls=calls)
     actions = await ends.cancel_actions(connection, agent_id, BEFORE_GRANT, AFTER_GRANT, calls=calls)
     more = await _actions_of(connection, processes)
-    return _machines(processes, [*actions, *more])
+    return files | _machines(processes, [*actions, *more])
+
+
+async def end_transfers(
+    connection: Connection, calls: Collection[tuple[UUID, UUID]], before: str, after: str
+) -> set[UUID]:
+    """End what carries files for calls (agent, call) that are over; return the machines to hint at after the commit.
+
+    Inside the transaction that locked the agents and gives these calls their results: whoever carried the file may be
+    gone, and nobody else would look after it. What its machine reports later changes nothing.
+    """
+    found = await machine_calls.lock_transfers(connection, calls)
+    if not found:
+        return set()
+    await machine_calls.end_internal(connection, found, before, after)
+    await machine_calls.drop_pieces(connection, found, after)
+    return set(found.values())
 
 
 async def close_agent(connection: Connection, agent_id: UUID, reason: str = ARCHIVED) -> set[UUID]:

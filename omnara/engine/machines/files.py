@@ -80,7 +80,9 @@ class AgentMachineFiles:
     async def upload(self, agent_id: UUID, call_id: UUID, tool_input: dict[str, Any]) -> ToolResult:
         """See `MachineFiles.upload`."""
         command = _UPLOAD.format(path=_quoted(tool_input["path"]), most=MAX_FILE_BYTES)
-        begun = await begin(self._deps, agent_id, tool_input, purpose="upload", command=command, wait_ms=10_000)
+        begun = await begin(
+            self._deps, agent_id, call_id, tool_input, purpose="upload", command=command, wait_ms=10_000
+        )
         if isinstance(begun, ToolResult):
             return begun
         try:
@@ -104,7 +106,7 @@ class AgentMachineFiles:
         data = await self._deps.blobs.read(self._deps.db, found[0], 0, found[0].size)
         path = tool_input["path"]
         command = _DOWNLOAD.format(path=_quoted(path), name=encode(IdKind.TOOL_CALL, call_id), size=len(data))
-        begun = await begin(self._deps, agent_id, tool_input, purpose="download", command=command, wait_ms=0)
+        begun = await begin(self._deps, agent_id, call_id, tool_input, purpose="download", command=command, wait_ms=0)
         if isinstance(begun, ToolResult):
             return begun
         try:

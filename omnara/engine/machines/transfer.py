@@ -1,7 +1,8 @@
 """One internal process on a machine: started, fed or read in pieces, and ended, within a deadline.
 
-It is a process like any other, so it works on every machine that runs commands, whoever wrote its daemon. It belongs to
-no call: its worker waits for it by looking, and the pieces are removed once they have been used.
+It is a process like any other, so it works on every machine that runs commands, whoever wrote its daemon. Its call
+runs, and waits for no report: its worker looks, and removes the pieces once they have been used. Whoever ends the call,
+by a cancel or because its worker is dead, ends the process with it (`closing.end_transfers`).
 Source: machines.md §7 (limits of reads and writes); features.md (upload and download tools).
 """
 
@@ -15,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from omnara.clock import Deadline
-from omnara.db import agents, bindings, machine_calls
+from omnara.db import agents, bindings, calls, machine_calls
 from omnara.db.bindings import BoundMachine
 from omnara.db.connection import Connection
 from omnara.db.machine_calls import NewProcess
@@ -62,7 +63,14 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 async def begin(
-    deps: Deps, agent_id: UUID, tool_input: dict[str, Any], *, purpose: str, command: str, wait_ms: int
+    deps: Deps,
+    agent_id: UUID,
+    call_id: UUID,
+    tool_input: dict[str, Any],
+    *,
+    purpose: str,
+    command: str,
+    wait_ms: int,
 ) -> Transfer | ToolResult:
     """Queue the process on the machine that a call means, or return why not. Own transaction. Raises Unavailable."""
 
@@ -70,6 +78,9 @@ async def begin(
         hot = await agents.lock_hot_row(connection, agent_id)
         if hot is None or hot.gate == "archived":
             return failed("The agent is archived.", "agent_archived")
+        call = await calls.find_call(connection, agent_id, call_id)
+        if call is None or call.state != "running":
+            return failed("The call is over.", "canceled")
         machine = choose(await bindings.bound_machines(connection, agent_id), tool_input)
         if isinstance(machine, ToolResult):
             return machine
@@ -84,7 +95,7 @@ async def begin(
             project_id=hot.project_id,
             machine_id=machine.machine_id,
             binding_id=machine.binding_id,
-            tool_call_id=None,
+            tool_call_id=call_id,
             purpose=purpose,
             command=command,
             shell="default",
@@ -106,7 +117,7 @@ async def begin(
 
 
 class Transfer:
-    """A process that was queued. `forget` or `abandon` it; a cancelled one is ended by its machine's own limit."""
+    """A process that was queued. `forget` or `abandon` it; a cancelled one is ended with its call."""
 
     def __init__(self, deps: Deps, process_id: UUID, machine: BoundMachine) -> None:
         self.machine = machine
@@ -161,8 +172,8 @@ class Transfer:
         """Have the process ended."""
 
         async def work(connection: Connection) -> None:
-            await machine_calls.end_internal(connection, self._process_id, reason)
-            await machine_calls.forget_actions(connection, self._process_id)
+            await machine_calls.end_internal(connection, [self._process_id], reason, reason)
+            await machine_calls.drop_pieces(connection, [self._process_id], reason)
 
         await self._deps.db.run(work)
         self._deps.hints.machines((self.machine.machine_id,))
