@@ -181,3 +181,54 @@ async def test_a_fork_bomb_and_a_flood_stay_in_their_containers(boxes: Boxes) ->
         await boxes.client.send(agent.id, again)
         await until(lambda agent=agent: said(agent, "well"), "the agent goes on", limit_s=120)  # type: ignore[misc]
         assert (await results(agent))[-1][1]["output"] == "well\n"
+
+
+FLOODS = (
+    "yes",
+    "cat /dev/urandom",
+    "head -c 3G /dev/zero",
+    "head -c 500M /dev/zero | tr '\\0' x; echo over >> log",
+    "yes 'a line' | head -n 1000000 >&2; echo over >> log",
+)
+
+
+@pytest.mark.slow
+async def test_twenty_floods_at_once(boxes: Boxes) -> None:
+    """Five huge or endless outputs in each of four containers: each call is answered in its time, and each is stopped."""
+    endless = [call("stop_process", {"process_id": {"$result": each, "path": ["process_id"]}}) for each in (0, 1)]
+    floods = [
+        await boxes.agent(
+            Answer(blocks=tuple(run(command, wait_ms=2000) for command in FLOODS)),
+            Answer(blocks=tuple(one.blocks[0] for one in endless)),
+            say("stopped"),
+        )
+        for _ in range(4)
+    ]
+    other = await boxes.agent(*([Answer(blocks=(run("echo here"),))] * 10), say("done"))
+    server = psutil.Process(boxes.cluster.front.pid)
+    loop = asyncio.get_running_loop()
+    before, most, slowest = server.memory_info().rss, 0, 0.0
+
+    async def over() -> bool:
+        nonlocal most, slowest
+        most, asked = max(most, server.memory_info().rss), loop.time()
+        await boxes.client.agents()
+        slowest = max(slowest, loop.time() - asked)
+        return not await boxes.cluster.sql.fetchval("select count(*) from processes where closed_at is null") and (
+            await said(other, "done") and all([await said(agent, "stopped") for agent in floods])
+        )
+
+    await until(over, "all floods are over", limit_s=400)
+    assert [value["output"] for _, value in await results(other)] == ["here\n"] * 10
+    for agent in floods:
+        found = await results(agent)
+        assert [outcome for outcome, _ in found] == ["succeeded"] * 7, found
+        assert all(len(value.get("output", "")) <= 65_536 for _, value in found)
+        box = await boxes.container(agent)
+        await boxes.has_lines(box, "log", ["over"] * 2)
+        used = int((await boxes.inside(box, "du -sk /home | cut -f1")).strip())
+        assert used < len(FLOODS) * 135 * 1024
+    assert most - before < 96 * MEGABYTE
+    assert slowest < 3
+    query = "select extract(epoch from max(completed_at - created_at))::float8 from tool_calls"
+    assert await boxes.cluster.sql.fetchval(query) < 60

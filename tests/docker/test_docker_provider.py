@@ -122,7 +122,7 @@ async def test_a_fork_bomb_is_contained_and_can_be_ended(small: Box) -> None:
 
 
 async def test_orphans_of_orphans_are_reaped(small: Box) -> None:
-    await small.run("i=0; while [ $i -lt 200 ]; do (setsid sleep 0.05 &); i=$((i + 1)); done")
+    await small.run("i=0; while [ $i -lt 500 ]; do (setsid sleep 0.05 &); i=$((i + 1)); done")
     _, output = await small.run("sleep 0.3; ps -o stat,args | grep -c '^Z' || true")
     assert output.strip() == "0"
 
