@@ -194,7 +194,7 @@ FLOODS = (
 
 @pytest.mark.slow
 async def test_twenty_floods_at_once(boxes: Boxes) -> None:
-    """Five huge or endless outputs in each of four containers: each call is answered in its time, and each is stopped."""
+    """Five huge or endless outputs in each of four containers: each call is answered in its time and can be ended."""
     endless = [call("stop_process", {"process_id": {"$result": each, "path": ["process_id"]}}) for each in (0, 1)]
     floods = [
         await boxes.agent(
