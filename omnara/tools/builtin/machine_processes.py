@@ -74,8 +74,9 @@ RUN_COMMAND: Final = _tool(
     "Run a shell command on one of your machines. The result has a process_id. When the command ends within wait_ms it "
     "also has the output and the exit code; otherwise its state is running, the command goes on in the background, and "
     "read_process, write_process and stop_process act on it. Output is standard output and standard error together, at "
-    "most 64 KiB at a time. Each command starts in a fresh shell: a cd or an export does not last. A command is run "
-    "once; if its result says unknown, find out what it did before you run it again.",
+    "most 64 KiB at a time. Each command starts in a fresh shell: a cd or an export does not last, and what is left in "
+    "the background (&) ends with it, so run a server as a command of its own. A command is run once; if its result "
+    "says unknown, find out what it did before you run it again.",
     {
         "command": {
             "type": "string",
