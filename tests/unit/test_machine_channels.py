@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from aiohttp import WSMessage, WSMsgType, web
+from aiohttp import ClientConnectionResetError, ClientSession, WSMessage, WSMsgType, web
+from aiohttp.test_utils import TestServer
 
 from omnara.api.daemon.install import render
 from omnara.api.daemon.socket import QUEUE, SocketLink
 from omnara.api.daemon.wheel import REQUIRES, own_wheel
 from omnara.fleet.outstanding import MOST_OFFERS, Outstanding
 from omnara.ids import new_uuid
+from omnara.machines.daemon.socket_link import SocketLink as ClientSocketLink
 from omnara.machines.frames import HeartbeatAck, ProcessAccept
 from omnara.machines.link import LinkClosed
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,6 +117,38 @@ async def test_what_is_no_frame_ends_the_line() -> None:
             await link.receive()
         assert closed.value.code == code
         assert socket.codes == [code]
+
+
+async def test_a_ping_that_is_read_when_the_line_is_gone_ends_the_line() -> None:
+    """As on a laptop that was shut for a while: first it finds the server's ping, and then that nobody waits for it."""
+
+    async def pings(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.ping()
+        assert request.transport is not None
+        request.transport.close()
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/", pings)
+    async with TestServer(app) as server, ClientSession() as session:
+        socket = await session.ws_connect(server.make_url("/"))
+        gone = socket._writer.transport
+        await until(gone.is_closing, "the line is gone", limit_s=5)
+        with pytest.raises(LinkClosed):
+            await ClientSocketLink(socket).receive()
+        await socket.close()
+
+
+async def test_a_socket_that_breaks_while_it_is_read_ends_the_line() -> None:
+    class Broken(StuckSocket):
+        async def receive(self) -> WSMessage:
+            raise ClientConnectionResetError("Cannot write to closing transport")
+
+    with pytest.raises(LinkClosed) as closed:
+        await SocketLink(cast("web.WebSocketResponse", Broken())).receive()
+    assert closed.value.code == 1006
 
 
 # --- the installer ------------------------------------------------------------------------------------------

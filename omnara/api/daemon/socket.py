@@ -66,7 +66,12 @@ class SocketLink:
 
     async def receive(self) -> FromDaemon:
         """Return the next frame. Raises LinkClosed, also after closing the socket for something that is no frame."""
-        message = await self._socket.receive()
+        try:
+            message = await self._socket.receive()
+        except (ConnectionError, RuntimeError) as error:
+            # A ping is answered here, over a line that may be gone by now.
+            self._closed = self._closed or self._socket.close_code or 1006
+            raise LinkClosed(self._closed, str(error)) from error
         match message.type:
             case WSMsgType.TEXT:
                 try:

@@ -15,6 +15,8 @@ __all__ = ["SocketLink"]
 log = get_logger(__name__)
 
 _MALFORMED: Final = 1002
+_BROKEN: Final = (aiohttp.ClientError, ConnectionError, RuntimeError)
+"""RuntimeError: that is how aiohttp says that the socket is closing."""
 _ENDED: Final = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED)
 
 
@@ -28,13 +30,16 @@ class SocketLink:
         """Send one frame; waits while the connection is slow. Raises LinkClosed."""
         try:
             await self._socket.send_str(wire.encode(frame).decode())
-        except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
-            # RuntimeError: that is how aiohttp says that the socket is closing.
+        except _BROKEN as error:
             raise LinkClosed(self._socket.close_code or 1006, str(error)) from error
 
     async def receive(self) -> wire.FromServer:
         """Return the next frame. Raises LinkClosed, also after a frame that is none."""
-        message = await self._socket.receive()
+        try:
+            message = await self._socket.receive()
+        except _BROKEN as error:
+            # A ping is answered here, and whoever slept (a laptop that was shut) may find the line gone meanwhile.
+            raise LinkClosed(self._socket.close_code or 1006, str(error)) from error
         if message.type is aiohttp.WSMsgType.TEXT:
             try:
                 return wire.decode_from_server(message.data)
