@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -175,6 +178,21 @@ def test_the_service_restarts_what_failed_and_signals_only_the_daemon(tmp_path: 
     assert 'ExecStart="/home/a b/50%%/omnara" "daemon" "run"' in lines
     assert 'Environment="OMNARA_HOME=/home/a b/\\"x\\""' in lines
     assert {"Restart=on-failure", "RestartSec=3", "KillMode=process"} <= set(lines)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd to ask")
+def test_systemd_understands_the_service(tmp_path: Path) -> None:
+    program = tmp_path / "a b" / "50%$x"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    service = Service(tmp_path)
+    service.write([str(program), "daemon", "run"], tmp_path / 'some "home"')
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    asked = subprocess.run(
+        ["systemd-analyze", "--user", "verify", str(service.unit)], capture_output=True, text=True, env=environment
+    )
+    assert (asked.returncode, asked.stdout + asked.stderr) == (0, "")
 
 
 def test_the_service_follows_the_installers_link(tmp_path: Path) -> None:

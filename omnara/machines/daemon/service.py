@@ -64,8 +64,9 @@ class Service(msgspec.Struct, frozen=True):
     def write(self, command: list[str], home: Path) -> None:
         """Write the unit for a daemon with its files below `home`. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        # Only in a command line a dollar means something.
-        line = " ".join(_quoted(word).replace("$", "$$") for word in command)
+        # A dollar means something in the arguments of a command alone: in its program, two are two.
+        program, *arguments = (_quoted(word) for word in command)
+        line = " ".join([program, *(word.replace("$", "$$") for word in arguments)])
         self.unit.write_text(_TEXT.format(command=line, home=_quoted(f"OMNARA_HOME={home}")), encoding="utf-8")
 
     def start(self) -> None:
