@@ -1,8 +1,10 @@
-"""No agent takes all of the API's connections: who works for one waits for its turn before waiting for a connection.
+"""Nobody takes all of the API's connections: who works for one agent, or in the background, waits for a turn first.
 
 All writes to an agent wait for one row. Two hundred of them would hold every connection of the pool just to wait, and
 each request for another agent would stand behind them. So at most some of the connections are lent for one agent at a
-time; its other requests queue up here, where they cost nothing. Source: coordination §11.5; field-reports B52.
+time; its other requests queue up here, where they cost nothing. In the same way what workers and machines ask leaves
+one connection to requests: fifty agents that run commands would otherwise hold all of them. Source: coordination §11.5;
+field-reports B52.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from contextvars import ContextVar
 from typing import Final
 from uuid import UUID
 
-__all__ = ["FairShare", "agent_in_work", "work_for"]
+__all__ = ["FairShare", "agent_in_work", "in_background", "is_background", "work_for"]
 
 _AGENT: Final[ContextVar[UUID | None]] = ContextVar("agent_in_work", default=None)
+_BACKGROUND: Final[ContextVar[bool]] = ContextVar("in_background", default=False)
 
 
 @contextmanager
@@ -32,6 +35,21 @@ def work_for(agent_id: UUID | None) -> Iterator[None]:
 def agent_in_work() -> UUID | None:
     """The agent that this task works for."""
     return _AGENT.get()
+
+
+@contextmanager
+def in_background() -> Iterator[None]:
+    """Whatever this task, or one that it starts in the block, asks of the database leaves a connection to requests."""
+    token = _BACKGROUND.set(True)
+    try:
+        yield
+    finally:
+        _BACKGROUND.reset(token)
+
+
+def is_background() -> bool:
+    """Whether this task works in the background."""
+    return _BACKGROUND.get()
 
 
 class _Share:

@@ -25,7 +25,7 @@ from omnara.db.failures import (
     is_retryable,
     is_unavailability,
 )
-from omnara.db.fair_share import FairShare, agent_in_work
+from omnara.db.fair_share import FairShare, agent_in_work, is_background
 
 T = TypeVar("T")
 
@@ -51,6 +51,7 @@ class ApiPool:
         self._size = size
         self._acquire_timeout_s = acquire_timeout_s
         self._fair_share = FairShare(max(1, size // 2))
+        self._background = asyncio.Semaphore(max(1, size - 1))
         self._holding: set[asyncio.Task[Any]] = set()
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
 
@@ -90,19 +91,32 @@ class ApiPool:
     async def acquire(self) -> AsyncIterator[Connection]:
         """Lend a connection in autocommit; through a pooler the role's defaults apply, so prefer `transaction`.
 
-        Half of the connections, at most, are lent for one agent at a time (`fair_share.work_for`).
+        Half of the connections, at most, are lent for one agent at a time (`fair_share.work_for`), and all but one to
+        the background (`fair_share.in_background`).
         Raises `DatabaseUnavailable` when none is free within the acquire time-out, when the server is away, or when
         the body meets an error that a later repeat may not meet. The connection is always back on leaving, within
         1 s: one that is broken, still in a transaction or slow to cancel its query is cut. Cancellation is passed on.
         """
         agent_id = agent_in_work()
-        if agent_id is None:
-            async with self._lend(self._acquire_timeout_s) as conn:
+        waits_until = monotonic() + self._acquire_timeout_s
+        async with contextlib.AsyncExitStack() as turns:
+            if agent_id is not None:
+                await turns.enter_async_context(self._turn(agent_id))
+            if is_background():
+                await self._background_turn(waits_until - monotonic())
+                turns.callback(self._background.release)
+            async with self._lend(waits_until - monotonic()) as conn:
                 yield conn
+
+    async def _background_turn(self, wait_s: float) -> None:
+        if not self._background.locked():
+            await self._background.acquire()  # at once
             return
-        waits_from = monotonic()
-        async with self._turn(agent_id), self._lend(self._acquire_timeout_s - monotonic() + waits_from) as conn:
-            yield conn
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._background.acquire()
+        except TimeoutError as exc:
+            raise as_unavailable(exc, "no database connection for work in the background became free") from exc
 
     @contextlib.asynccontextmanager
     async def _turn(self, agent_id: UUID) -> AsyncIterator[None]:

@@ -19,6 +19,7 @@ from omnara.clock import Deadline, jittered, monotonic
 from omnara.db import fleet as db
 from omnara.db.bus import Kind, LocalBus
 from omnara.db.connection import Connection
+from omnara.db.fair_share import in_background
 from omnara.db.fleet import Channel, MachineClaim
 from omnara.engine.deps import Deps
 from omnara.errors import Unavailable
@@ -70,9 +71,10 @@ class Driver:
 
     async def start(self) -> None:
         """Begin to look for machines."""
-        self._tasks.spawn(self._hear(), "driver-hints")
-        self._tasks.spawn(self._look_again(), "driver-looks")
-        self._tasks.spawn(self._keep(), "driver-leases")
+        with in_background():
+            self._tasks.spawn(self._hear(), "driver-hints")
+            self._tasks.spawn(self._look_again(), "driver-looks")
+            self._tasks.spawn(self._keep(), "driver-leases")
 
     async def watch(self) -> None:
         """Raise what ended the looking."""

@@ -15,6 +15,7 @@ from omnara import probes
 from omnara.clock import Deadline, jittered, monotonic
 from omnara.db import provisioning as db
 from omnara.db.bus import Kind, LocalBus
+from omnara.db.fair_share import in_background
 from omnara.db.fleet import MachineClaim
 from omnara.engine.deps import Deps
 from omnara.engine.machines import idle, provisioning
@@ -62,10 +63,11 @@ class Provisioner:
 
     async def start(self) -> None:
         """Begin to look for what is to be done."""
-        self._tasks.spawn(self._hear(), "provisioner-hints")
-        self._tasks.spawn(self._look_again(), "provisioner-looks")
-        self._tasks.spawn(self._every(self._times.observe_s, self._observe), "provisioner-observe")
-        self._tasks.spawn(self._every(self._times.upkeep_s, self._keep_up), "provisioner-upkeep")
+        with in_background():
+            self._tasks.spawn(self._hear(), "provisioner-hints")
+            self._tasks.spawn(self._look_again(), "provisioner-looks")
+            self._tasks.spawn(self._every(self._times.observe_s, self._observe), "provisioner-observe")
+            self._tasks.spawn(self._every(self._times.upkeep_s, self._keep_up), "provisioner-upkeep")
 
     async def watch(self) -> None:
         """Raise what ended a loop."""

@@ -17,6 +17,7 @@ from omnara import probes
 from omnara.clock import Deadline, jittered
 from omnara.db import fleet as db
 from omnara.db.bus import Kind, LocalBus
+from omnara.db.fair_share import in_background
 from omnara.db.fleet import Channel
 from omnara.engine.deps import Deps
 from omnara.engine.machines import runtimes
@@ -125,8 +126,9 @@ class Sessions:
 
     async def start(self) -> None:
         """Begin to listen for hints and to sweep."""
-        self._tasks.spawn(self._hear(), "channel-hints")
-        self._tasks.spawn(self._sweep(), "channel-sweep")
+        with in_background():
+            self._tasks.spawn(self._hear(), "channel-hints")
+            self._tasks.spawn(self._sweep(), "channel-sweep")
 
     async def watch(self) -> None:
         """Raise what ended the listening or the sweep."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from omnara.clock import Deadline, jittered
+from omnara.db.fair_share import in_background
 from omnara.engine.deps import Deps
 from omnara.engine.machines.sweeps import Sweeper
 from omnara.errors import Unavailable
@@ -31,7 +32,8 @@ class MachineSweep:
 
     async def start(self) -> None:
         """Start sweeping."""
-        self._tasks.spawn(self._sweep(), "machine-sweep")
+        with in_background():
+            self._tasks.spawn(self._sweep(), "machine-sweep")
 
     async def watch(self) -> None:
         """Raise what ended the sweep."""

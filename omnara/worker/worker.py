@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from omnara.db.bus import Kind, LocalBus
 from omnara.db.connection import Connection, ConnectSettings
 from omnara.db.dedicated import Dedicated
 from omnara.db.failures import CONNECT_ERRORS, DatabaseUnavailable, as_unavailable
+from omnara.db.fair_share import in_background
 from omnara.db.sched import own_claims
 from omnara.domain.claim import Claim, HeldClaim
 from omnara.engine.deps import Deps
@@ -204,7 +205,7 @@ class Worker:
             await asyncio.wait([previous], timeout=LAST_WORDS_S)
             previous.cancel()
             await asyncio.wait([previous])
-        with ids(agent_id=run.claim.agent_id, worker_id=self.worker_id, step=run.claim.step_number):
+        with in_background(), ids(agent_id=run.claim.agent_id, worker_id=self.worker_id, step=run.claim.step_number):
             try:
                 await run.run()
             except (Unavailable, SaverFull) as error:
@@ -261,11 +262,9 @@ class Worker:
 
     async def _reconcile_loop(self) -> None:
         while True:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(jittered(self.deps.settings.reconcile_s)):
                     await self._reconcile_now.wait()
-            except TimeoutError:
-                pass
             self._reconcile_now.clear()
             if self._attached.is_set():
                 try:

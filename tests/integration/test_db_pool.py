@@ -79,7 +79,7 @@ async def test_two_thousand_cancelled_requests_leak_nothing(pool: ApiPool, empty
 
 
 async def test_waiting_for_a_connection_ends_with_503(empty_database: str) -> None:
-    async with open_pool(ConnectSettings(dsn=empty_database), size=1, acquire_timeout_s=0.05) as pool:
+    async with open_pool(ConnectSettings(dsn=empty_database), size=1, acquire_timeout_s=5.0) as pool:
         entered, leave = asyncio.Event(), asyncio.Event()
 
         async def hold() -> None:
@@ -89,9 +89,11 @@ async def test_waiting_for_a_connection_ends_with_503(empty_database: str) -> No
 
         holder = asyncio.create_task(hold())
         await entered.wait()
+        pool._acquire_timeout_s = 0.05
         with pytest.raises(DatabaseUnavailable) as caught:
             async with pool.acquire():
                 pytest.fail("there is only one connection")
+        pool._acquire_timeout_s = 5.0
         assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
         leave.set()
         await holder

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from omnara.db.connection import ConnectSettings
 from omnara.db.failures import DatabaseUnavailable
-from omnara.db.fair_share import FairShare, work_for
+from omnara.db.fair_share import FairShare, in_background, work_for
 from omnara.db.pool import API_CONNECTIONS, ApiPool
 from omnara.ids import IdKind, decode, new_uuid
 from tests.contract.server import ApiServer, api_server
@@ -146,6 +146,41 @@ async def test_at_most_half_of_a_pool_works_for_one_agent(empty_database: str) -
         await pool.close()
     assert (most[a], most[b], most[None]) == (2, 2, 4)
     assert len(pool._fair_share) == 0
+
+
+async def test_the_background_leaves_one_connection_to_requests(empty_database: str) -> None:
+    pool = ApiPool(ConnectSettings(dsn=empty_database), size=3, acquire_timeout_s=5.0)
+    await pool.start()
+    go_on, held = asyncio.Event(), 0
+
+    async def hold() -> None:
+        nonlocal held
+        async with pool.acquire():
+            held += 1
+            await go_on.wait()
+
+    try:
+        with in_background():
+            holders = [asyncio.create_task(hold()) for _ in range(2)]
+            await until(lambda: held == 2, "it has all that it may have")
+            pool._acquire_timeout_s = 0.05
+            with pytest.raises(DatabaseUnavailable, match="in the background"):
+                await use(pool)
+            pool._acquire_timeout_s = 5.0
+            given_up = asyncio.create_task(use(pool))
+            await asyncio.sleep(0)
+            given_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+        assert [await use(pool) for _ in range(3)] == [1, 1, 1], "requests have the other one"
+        go_on.set()
+        await asyncio.gather(*holders)
+        with in_background():
+            await asyncio.gather(*(asyncio.create_task(use(pool)) for _ in range(20)))
+            assert pool._background._value == 2
+    finally:
+        go_on.set()
+        await pool.close()
 
 
 async def test_waiting_for_a_turn_has_an_end_and_may_be_given_up(empty_database: str) -> None:

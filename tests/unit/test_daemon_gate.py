@@ -112,9 +112,24 @@ async def test_what_is_remembered_is_bounded() -> None:
     assert "0" not in lab.gate._good
 
 
-async def hold(lab: Lab, until: asyncio.Event) -> None:
-    async with lab.gate.turn():
-        await until.wait()
+async def hold(lab: Lab, until: asyncio.Event, key: str | None = None) -> None:
+    with lab.gate.visit(key or str(uuid4())) as visit:
+        async with visit.turn():
+            await until.wait()
+
+
+async def test_a_token_has_one_turn_at_a_time() -> None:
+    lab, until = Lab(turns=2), asyncio.Event()
+    mad = [asyncio.create_task(hold(lab, until, "mad")) for _ in range(AT_ONCE)]
+    await settled()
+    assert not lab.turns.locked()
+    other = asyncio.create_task(hold(lab, until))
+    await settled()
+    assert lab.turns.locked(), "another one has the other turn"
+    until.set()
+    await asyncio.gather(other, *mad)
+    assert not lab.turns.locked()
+    assert not lab.gate._inside
 
 
 async def test_the_line_is_bounded_and_may_be_left() -> None:

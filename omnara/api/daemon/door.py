@@ -20,6 +20,7 @@ from omnara.api import body, params
 from omnara.api.context import CONTEXT, ApiContext
 from omnara.api.daemon.gate import Visit
 from omnara.api.routing import DaemonHandler, Route
+from omnara.db.fair_share import in_background
 from omnara.engine.machines import identity
 from omnara.engine.machines.identity import DaemonIdentity
 from omnara.errors import Forbidden, InvalidRequest, RequestTooLarge, Unauthorized, Unavailable, UnsupportedMediaType
@@ -53,7 +54,7 @@ def daemon_endpoint(route: Route) -> Callable[[web.Request], Awaitable[web.Strea
     async def handle(request: web.Request) -> web.StreamResponse:
         body.check_declared_size(request, route.body_limit)
         token = token_of(request)
-        with request.app[CONTEXT].gate.visit(token.hash) as visit:
+        with in_background(), request.app[CONTEXT].gate.visit(token.hash) as visit:
             found = await authenticate(request, token)
             try:
                 call = await checked(request, found, visit)

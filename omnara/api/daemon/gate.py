@@ -2,9 +2,9 @@
 
 Each request of a machine means a query for its token, and mostly a transaction that waits for the machine's row. Some
 hundreds of them would hold every connection of the pool just to wait, and what people ask would stand behind. So a
-token may ask for a few things at once, all machines together use the share of the connections that their channels use,
-and tokens that were not seen to be good here are looked up one at a time. Whatever is beyond a bound is 503 with
-`Retry-After` before it costs a query: no daemon destroys anything for that, it comes again.
+token may ask for a few things at once and is served one by one, all machines together have the turns that their
+channels have, and tokens that were not seen to be good here are looked up one at a time. Whatever is beyond a bound is
+503 with `Retry-After` before it costs a query: no daemon destroys anything for that, it comes again.
 Source: machines.md §2 (how the daemon reacts), §3 (displacement); DESIGN §2 (bounded queues).
 """
 
@@ -14,15 +14,13 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Final, TypeVar
+from typing import Final
 from uuid import UUID
 
 from omnara.errors import Unauthorized, Unavailable
 from omnara.metrics import Metrics
 
 __all__ = ["Gate", "Visit"]
-
-T = TypeVar("T")
 
 AT_ONCE: Final = 4
 """Requests of one token. A daemon makes one at a time; one of before may still be on its way, or a second daemon."""
@@ -38,14 +36,18 @@ REMEMBERED: Final = 10_000
 class Visit:
     """One request that was let in. `leave` ends its being counted; a socket calls it once it is open."""
 
-    def __init__(self, gate: Gate, key: str) -> None:
+    def __init__(self, gate: Gate, key: str, own: asyncio.Semaphore) -> None:
         self._gate = gate
         self._key: str | None = key
+        self._own = own
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for one of the turns in which machines use the database, and hold it. Raises Unavailable."""
-        async with self._gate.turn():
+        """Wait for one of the turns in which machines use the database, and hold it. Raises Unavailable.
+
+        One at a time for a token: what two of its requests want would wait for the same row.
+        """
+        async with self._gate.turn(self._own):
             yield
 
     def leave(self) -> None:
@@ -53,6 +55,14 @@ class Visit:
         key, self._key = self._key, None
         if key is not None:
             self._gate.left(key)
+
+
+class _Inside:
+    __slots__ = ("count", "turn")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.turn = asyncio.Semaphore(1)
 
 
 class Gate:
@@ -63,17 +73,20 @@ class Gate:
         self._refused = metrics.machine_requests_refused
         self._strangers = asyncio.Semaphore(1)
         self._waiting = 0
-        self._inside = Counter[str]()
+        self._inside: dict[str, _Inside] = {}
         self._sockets = Counter[UUID]()
         self._good: OrderedDict[str, None] = OrderedDict()
 
     @contextmanager
     def visit(self, key: str) -> Iterator[Visit]:
         """Let a request in; `key` stands for its token. Raises Unavailable when the token asks for too much at once."""
-        if self._inside[key] >= AT_ONCE:
+        inside = self._inside.get(key)
+        if inside is None:
+            inside = self._inside[key] = _Inside()
+        if inside.count >= AT_ONCE:
             raise self._refusal("token", "too many requests with this token at once")
-        self._inside[key] += 1
-        visit = Visit(self, key)
+        inside.count += 1
+        visit = Visit(self, key, inside.turn)
         try:
             yield visit
         finally:
@@ -89,7 +102,7 @@ class Gate:
         async with AsyncExitStack() as stack:
             if key not in self._good:
                 await stack.enter_async_context(self._wait(self._strangers))
-            await stack.enter_async_context(self.turn())
+            await stack.enter_async_context(self._wait(self._turns))
             try:
                 yield
             except Unauthorized:
@@ -101,9 +114,9 @@ class Gate:
             self._good.popitem(last=False)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """See `Visit`."""
-        async with self._wait(self._turns):
+    async def turn(self, own: asyncio.Semaphore) -> AsyncIterator[None]:
+        """See `Visit`; `own` is the token's."""
+        async with self._wait(own), self._wait(self._turns):
             yield
 
     @contextmanager
@@ -115,11 +128,16 @@ class Gate:
         try:
             yield
         finally:
-            _less(self._sockets, machine_id)
+            self._sockets[machine_id] -= 1
+            if not self._sockets[machine_id]:
+                del self._sockets[machine_id]
 
     def left(self, key: str) -> None:
         """Count one request less of a token."""
-        _less(self._inside, key)
+        inside = self._inside[key]
+        inside.count -= 1
+        if not inside.count:
+            del self._inside[key]
 
     @asynccontextmanager
     async def _wait(self, line: asyncio.Semaphore) -> AsyncIterator[None]:
@@ -144,9 +162,3 @@ class Gate:
     def _refusal(self, bound: str, why: str) -> Unavailable:
         self._refused.labels(bound).inc()
         return Unavailable(f"{why}; try again soon", retry_after_s=RETRY_S)
-
-
-def _less(counts: Counter[T], key: T) -> None:
-    counts[key] -= 1
-    if not counts[key]:
-        del counts[key]
