@@ -150,13 +150,19 @@ select id from machines
 where id = $1 and deleted_at is null and lifecycle_state not in ('deleting', 'delete_failed') for share nowait;
 
 -- name: delete_machines
--- Pool machines that are to be deleted. They are locked. Index: machines_pkey.
-update machines set lifecycle_state = 'deleting', lifecycle_version = lifecycle_version + 1, lifecycle_reason_code = $2,
-  lifecycle_reason_message = '', delete_attempts = 0, next_reconcile_after = statement_timestamp(),
-  updated_at = statement_timestamp()
-where id = any($1::uuid[]) and source_kind = 'pool'
-  and lifecycle_state in ('provisioning', 'provision_failed', 'active')
-returning id;
+-- Pool machines that are to be deleted, and that no project has any more. They are locked. Index: machines_pkey,
+-- machine_grants_of_machine.
+with m as (
+  update machines set lifecycle_state = 'deleting', lifecycle_version = lifecycle_version + 1, lifecycle_reason_code = $2,
+    lifecycle_reason_message = '', delete_attempts = 0, next_reconcile_after = statement_timestamp(),
+    updated_at = statement_timestamp()
+  where id = any($1::uuid[]) and source_kind = 'pool'
+    and lifecycle_state in ('provisioning', 'provision_failed', 'active')
+  returning id),
+g as (
+  update machine_grants g set deleted_at = statement_timestamp(), updated_at = statement_timestamp()
+  from m where g.machine_id = m.id and g.deleted_at is null)
+select id from m;
 
 -- name: own_pool
 -- The pool that this cluster keeps for an organization, under a name of its own. Index: machine_pools_name.

@@ -76,13 +76,18 @@ where id = $1 and lifecycle_version = $2 and claim_token = $3 and lifecycle_stat
 returning id;
 
 -- name: removed
--- Nothing is left of the machine. Index: machines_pkey.
-update machines
-set lifecycle_state = 'deleted', lifecycle_version = lifecycle_version + 1, deleted_at = statement_timestamp(),
-    current_runtime_id = null, asleep_since = null, next_reconcile_after = null,
-    worker_id = null, claim_token = null, claimed_until = null, updated_at = statement_timestamp()
-where id = $1 and lifecycle_version = $2 and claim_token = $3 and lifecycle_state in ('deleting', 'delete_failed')
-returning id;
+-- Nothing is left of the machine, and nothing of a project's right to use it. Index: machines_pkey, machine_grants_of_machine.
+with m as (
+  update machines
+  set lifecycle_state = 'deleted', lifecycle_version = lifecycle_version + 1, deleted_at = statement_timestamp(),
+      current_runtime_id = null, asleep_since = null, next_reconcile_after = null,
+      worker_id = null, claim_token = null, claimed_until = null, updated_at = statement_timestamp()
+  where id = $1 and lifecycle_version = $2 and claim_token = $3 and lifecycle_state in ('deleting', 'delete_failed')
+  returning id),
+g as (
+  update machine_grants g set deleted_at = statement_timestamp(), updated_at = statement_timestamp()
+  from m where g.machine_id = m.id and g.deleted_at is null)
+select id from m;
 
 -- name: release
 -- Give a claim back on a machine that went another way meanwhile. Index: machines_pkey.

@@ -97,6 +97,9 @@ async def test_a_machine_that_is_not_active_is_tried_again(engine: Engine, state
     await floor.sql.fetch(
         "update machines set lifecycle_state = $1, deleted_at = case when $1 = 'deleted' then now() end", state
     )
+    if state == "deleted":
+        await floor.sql.fetch("update machine_grants set deleted_at = now()")
+        await floor.sql.fetch("update agent_machine_bindings set state = 'released'")
     with pytest.raises(Unavailable):
         await floor.register()
 

@@ -281,3 +281,8 @@ async def test_a_pool_machine_stays_with_its_pool_and_goes_with_its_agent(engine
     assert await attached(engine, agent) == []
     states = await engine.fetch("select source_kind, lifecycle_state from machines order by source_kind")
     assert [tuple(row) for row in states] == [("byo", "active"), ("pool", "deleting")]
+    granted = await engine.fetch(
+        "select m.source_kind from machine_grants g join machines m on m.id = g.machine_id where g.deleted_at is null"
+    )
+    assert [row["source_kind"] for row in granted] == ["byo"]
+    assert await engine.broken_invariants() == {}
