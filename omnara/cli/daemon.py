@@ -60,6 +60,9 @@ def run_command(api_url: str | None, home: str | None, log_level: Level) -> None
     goes on with it. With OMNARA_DAEMON_SLEEP_AFTER_MS (at least 30000) an idle machine tells the server that it may be
     suspended.
 
+    A command that names no directory runs in the `cwd` of the agent's machine source, or else of the machine. Where
+    neither is set it runs in the directory in which this is started, so start it where the agents are to work.
+
     Exit code 0 also when the server has revoked the token or deleted the machine: then everything that ran is ended and
     deleted, and a restart would be of no use.
 

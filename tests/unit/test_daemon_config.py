@@ -12,7 +12,7 @@ import pytest
 
 from omnara.errors import ConfigurationError
 from omnara.machines.daemon.config import DaemonConfig, Home, Status, checked_url
-from omnara.machines.daemon.run import binding
+from omnara.machines.daemon.run import _here, binding
 from omnara.machines.daemon.service import Service
 from omnara.machines.daemon.setup import daemon_command
 from omnara.setting_daemon import read_daemon_settings
@@ -200,3 +200,15 @@ def test_the_service_follows_the_installers_link(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "omnara").touch()
     assert daemon_command(tmp_path) == [str(tmp_path / "bin" / "omnara"), "daemon", "run"]
+
+
+def test_commands_that_name_no_directory_run_where_the_daemon_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "work"
+    started.mkdir()
+    monkeypatch.chdir(started)
+    assert _here({"HOME": "/home/me"}) == str(started)
+    started.rmdir()
+    assert _here({"HOME": "/home/me"}) == "/home/me"
+    assert _here({}) == "/"
