@@ -123,17 +123,16 @@ class Provisioner:
         if monotonic() >= self._refresh_at:
             self._refresh_at = monotonic() + self._times.unavailable_s
             await self._reached.refresh()
-        if not self._reached.reach():
+        reach, free = self._reached.reach(), CONCURRENCY - len(self._running)
+        if not reach:
             return
-        free = CONCURRENCY - len(self._running)
-        if free > 0:
-            claimed = await provisioning.claim_due(
-                self._deps, self._worker_id(), self._reached.reach(), self._times, free
-            )
-            for machine in claimed:
-                self._begin(self._jobs.run(machine), f"provision {machine.id}")
-        for machine in await idle.claim_wakes(self._deps, self._reached.reach(), self._times):
-            self._begin(self._jobs.wake(machine), f"wake {machine.id}")
+        async with self._deps.db.acquire() as connection:
+            if free > 0:
+                due = await provisioning.claim_due(connection, self._worker_id(), reach, self._times, free)
+                for machine in due:
+                    self._begin(self._jobs.run(machine), f"provision {machine.id}")
+            for machine in await idle.claim_wakes(connection, reach, self._times):
+                self._begin(self._jobs.wake(machine), f"wake {machine.id}")
 
     def _begin(self, work: Awaitable[None], name: str) -> None:
         async def run() -> None:

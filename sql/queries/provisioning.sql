@@ -41,7 +41,10 @@ set lifecycle_state = 'active', lifecycle_version = lifecycle_version + 1, resou
     metadata = metadata || $6::jsonb, provision_attempts = 0, next_reconcile_after = null, asleep_since = null,
     wake_until = null, wake_attempts = 0, worker_id = null, claim_token = null, claimed_until = null,
     lifecycle_reason_code = case when generation > 1 then 'container_replaced' else '' end,
-    lifecycle_reason_message = case when generation > 1 then lifecycle_reason_message else '' end,
+    lifecycle_reason_message = case when generation <= 1 then ''
+                                    when lifecycle_reason_code = 'container_lost' then lifecycle_reason_message
+                                    -- Failed attempts have put their own words there.
+                                    else 'its container was replaced; what ran in it is lost' end,
     activated_at = statement_timestamp(), last_activity_at = statement_timestamp(), updated_at = statement_timestamp()
 where id = $1 and lifecycle_version = $2 and claim_token = $3 and lifecycle_state in ('provisioning', 'provision_failed')
 returning id;

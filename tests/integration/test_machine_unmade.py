@@ -69,7 +69,8 @@ class Waiting:
 async def claimed(waiting: Waiting, host: str = "this engine") -> Any:
     """A replica takes what is to be made."""
     worker = await waiting.engine.sql.fetchval("select id from workers where state = 'live' limit 1")
-    return await provisioning.claim_due(waiting.deps, worker, [("docker", host)], Times(), 8)
+    async with waiting.deps.db.acquire() as connection:
+        return await provisioning.claim_due(connection, worker, [("docker", host)], Times(), 8)
 
 
 async def test_without_an_engine_the_call_is_told_what_is_missing_and_a_later_one_runs(database: str) -> None:

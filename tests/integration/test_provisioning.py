@@ -200,16 +200,18 @@ async def test_removal_is_tried_until_it_succeeds(replica: Fleet, place: Place) 
     assert place.machines == {}
 
 
-async def test_a_lost_place_is_replaced_once_under_the_same_machine(replica: Fleet, place: Place) -> None:
+@pytest.mark.parametrize("fails", [0, 1])
+async def test_a_lost_place_is_replaced_once_under_the_same_machine(replica: Fleet, place: Place, fails: int) -> None:
     held = await replica.machine("image")
     first = await held.until_state("active")
     await driven(held)
     place.machines.clear()
     place.homes[first["resource_id"]].gone = True
+    place.before = failing(fails, "prepare", lambda: ProvisionFailed("no room"))
     await held.queue("echo hello")
     second = await held.until_state("active", generation=2)
     assert second["lifecycle_version"] > first["lifecycle_version"]
-    assert "replaced" in second["lifecycle_reason_message"]
+    assert "was replaced; what ran in it is lost" in second["lifecycle_reason_message"]
     await driven(held)
     assert place.made == 2
 

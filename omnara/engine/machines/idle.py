@@ -85,10 +85,9 @@ async def fall_asleep(deps: Deps, machine_id: UUID, providers: Sequence[str]) ->
         return None
 
 
-async def claim_wakes(deps: Deps, reach: Sequence[tuple[str, str]], times: Times) -> list[PlacedMachine]:
-    """Take sleeping machines that have something to do: ours to wake for two minutes. Raises Unavailable."""
-    async with deps.db.acquire() as connection:
-        return await db.claim_wakes(connection, reach, times.wake_s, times.wake_pause_s)
+async def claim_wakes(connection: Connection, reach: Sequence[tuple[str, str]], times: Times) -> list[PlacedMachine]:
+    """Take sleeping machines that have something to do: ours to wake for two minutes. Commits by itself."""
+    return await db.claim_wakes(connection, reach, times.wake_s, times.wake_pause_s)
 
 
 async def woken(deps: Deps, machine: PlacedMachine) -> None:

@@ -82,12 +82,11 @@ def spec_of(installation_id: UUID, machine: PlacedMachine) -> MachineSpec:
 
 
 async def claim_due(
-    deps: Deps, worker_id: UUID, reach: Sequence[tuple[str, str]], times: Times, limit: int
+    connection: Connection, worker_id: UUID, reach: Sequence[tuple[str, str]], times: Times, limit: int
 ) -> list[PlacedMachine]:
-    """Claim machines to make or to remove, in the places that this replica reaches. Raises Unavailable."""
-    async with deps.db.acquire() as connection:
-        token = secrets.randbits(63)
-        return await db.claim_due(connection, worker_id, token, reach, limit=limit, lease_s=times.claim_s)
+    """Claim machines to make or to remove, in the places that this replica reaches. Commits by itself."""
+    token = secrets.randbits(63)
+    return await db.claim_due(connection, worker_id, token, reach, limit=limit, lease_s=times.claim_s)
 
 
 async def hold(deps: Deps, claimed: PlacedMachine, times: Times) -> bool:
