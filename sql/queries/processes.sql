@@ -307,8 +307,9 @@ order by taken_at limit $2;
 -- name: unreachable
 -- What waits for machines that have been out of reach for $1 seconds: since the later of the work's making, the machine's
 -- loss (of its channel, its lease or its runtime) and the start of Postgres; not while somebody is waking the machine.
--- A pool machine that nobody makes is out of reach as well: since it was due, or since the provider could not be asked. One
--- that a replica is at work on is not, and neither is one that waits its turn while any replica makes another at its place.
+-- A machine to which no daemon ever came is out of reach as well. So is one of a pool that nobody makes: since it was due,
+-- or since the provider could not be asked. One that a replica is at work on is not, and neither is one that waits its turn
+-- while any replica makes another at its place.
 -- A process that runs is here only while a call waits for it. Index: processes_live, process_actions_open, machines_pkey,
 -- machine_runtimes_pkey, machines_due, tool_calls_agent_id_id_key.
 with busy as (
@@ -328,7 +329,7 @@ away as materialized (
                              when m.lifecycle_reason_code = 'provider_unavailable' then m.updated_at
                              else m.next_reconcile_after end)
   from busy join machines m on m.id = busy.machine_id
-  where m.source_kind = 'pool' and m.current_runtime_id is null and m.asleep_since is null
+  where m.current_runtime_id is null and m.asleep_since is null
     and (m.lifecycle_state = 'active'
          or m.lifecycle_state in ('provisioning', 'provision_failed')
             and (m.claimed_until is null or m.claimed_until < statement_timestamp())

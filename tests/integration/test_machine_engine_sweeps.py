@@ -38,6 +38,17 @@ async def test_a_short_cut_is_invisible(engine: Engine) -> None:
     assert (await floor.finished(queued)).ack_status == "committed"
 
 
+async def test_a_machine_to_which_no_daemon_came_is_not_waited_for(engine: Engine) -> None:
+    floor = await Floor.make(engine, register=False, **SHORT)
+    job = await floor.job()
+    await floor.sql.fetch("update machines set activated_at = now() - interval '31 s' where id = $1", floor.machine.id)
+    await floor.age(29)
+    assert (await sweep(floor.deps)).unreachable == 0
+    await floor.age(2)
+    assert (await sweep(floor.deps)).unreachable == 1
+    assert await floor.state(job) == ("failed", "machine_unreachable")
+
+
 async def test_a_long_cut_lets_nobody_wait_and_what_runs_runs_on(engine: Engine) -> None:
     floor = await Floor.make(engine, **SHORT)
     running = await floor.running()
