@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,6 +16,7 @@ import pytest_asyncio
 from omnara.access import tokens
 from omnara.access.tokens import TokenKind
 from omnara.api.daemon import gate
+from omnara.api.daemon import socket as daemon_socket
 from omnara.api.daemon.gate import AT_ONCE
 from tests.contract.server import ApiServer, api_server
 from tests.integration.test_machine_sessions import QUICK, Bench, make_bench
@@ -88,7 +90,53 @@ async def test_tokens_that_nobody_issued_are_refused_and_a_daemon_beside_them_is
             token = tokens.generate(TokenKind.DAEMON).text
             return (await server.call("POST", f"{BASE}/bootstrap", key=token)).status
 
-        flood = [asyncio.create_task(stranger()) for _ in range(200)]
+        flood = [asyncio.create_task(stranger()) for _ in range(60)]
         own = [(await daemon.call("POST", "/bootstrap"))[0] for _ in range(5)]
         assert own == [200] * 5
         assert set(await asyncio.gather(*flood)) <= {401, 503}
+
+
+async def test_an_open_socket_is_no_request_and_the_newest_counts(bench: Bench) -> None:
+    async with raw_daemon(bench.server.url, bench.machine) as daemon:
+        *older, newest = [daemon.socket, *[await daemon.connect() for _ in range(AT_ONCE + 2)]]
+        for socket in older:
+            assert (await socket.receive(timeout=10)).data == 1000
+        await daemon.beat()
+        await daemon.expect("heartbeat_ack")
+        assert (await daemon.call("POST", "/bootstrap"))[0] == 200
+        assert not newest.closed
+
+
+async def test_a_machine_that_answers_no_ping_is_cut_off(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_socket, "PING_S", 0.1)
+    async with raw_daemon(bench.server.url, bench.machine, connected=False) as daemon:
+        await daemon.register()
+        path = f"{daemon.url}{BASE}/runtimes/{daemon.runtime}/socket"
+        async with daemon.session.ws_connect(path, headers=daemon.headers, autoping=False):
+            assert await state(bench) == "online"
+            await until(lambda: offline(bench), "it is out of reach")
+
+
+async def state(bench: Bench) -> str:
+    [row] = await bench.sql.fetch("select state from machine_connections where machine_id = $1", bench.machine.id)
+    return str(row[0])
+
+
+async def offline(bench: Bench) -> bool:
+    return await state(bench) == "offline"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_registration_has_a_mebibyte(bench: Bench, chunked: bool) -> None:
+    async with raw_daemon(bench.server.url, bench.machine, connected=False) as daemon:
+        too_much = b'{"daemon_instance_id": "' + b"a" * 2**20 + b'"}'
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for start in range(0, len(too_much), 65_536):
+                yield too_much[start : start + 65_536]
+
+        headers = daemon.headers | {"Content-Type": "application/json"}
+        data = pieces() if chunked else io.BytesIO(too_much)
+        async with daemon.session.post(f"{daemon.url}{BASE}/runtimes", data=data, headers=headers) as answer:
+            assert (answer.status, (await answer.json())["code"]) == (413, "request_too_large")
+        await daemon.register()
