@@ -380,6 +380,23 @@ async def test_a_machine_cannot_touch_anothers_processes(bench: Bench, daemon: R
             status, body = await stranger.call(method, f"/runtimes/{daemon.runtime}/{path}")
             assert (status, body["code"]) == (410, "daemon_runtime_unregistered")
         assert (await stranger.refused(daemon.runtime))[0] == 410
+        claims = [
+            {
+                "process_id": encode(IdKind.PROCESS, process_id),
+                "supervisor_instance_id": "s1",
+                "phase": "accepted",
+                "supervisor_live": True,
+                "execution_committed": True,
+                "action_admission_closed": False,
+                "resolved_action_seq": 0,
+                "actions": [],
+            }
+            for process_id in (waiting, running)
+        ]
+        rows = [await bench.process(process_id) for process_id in (waiting, running)]
+        registered = await stranger.register(claims)
+        assert [found["disposition"] for found in registered["reconciliation"]["processes"]] == ["release"] * 2
+        assert [await bench.process(process_id) for process_id in (waiting, running)] == rows
     await daemon.beat()
     await daemon.expect("heartbeat_ack")
 
