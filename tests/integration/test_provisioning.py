@@ -313,6 +313,48 @@ async def test_a_wake_that_never_succeeds_lets_what_waits_give_up_in_its_time(da
             await replica.stop()
 
 
+async def test_a_place_that_stays_away_lets_what_waits_give_up_and_is_tried_on(database: str, place: Place) -> None:
+    """What another replica then makes slowly is waited for; what was given up never runs."""
+    async with api_server(database, **QUICK, machine_grace_s=1.5) as server:
+        replica = Fleet(server, place, TIMES)  # type: ignore[arg-type]
+        await replica.start()
+        try:
+            place.before = failing(10**6, "prepare", lambda: ProviderUnavailable("not now"))
+            held = await replica.machine("image")
+            first = await held.queue("echo never")
+
+            async def given_up() -> bool:
+                await sweep(server.deps)
+                return bool((await held.process(first))["state"] == "failed")
+
+            await until(given_up, "it is given up", limit_s=10)
+            row = await held.row()
+            assert (row["lifecycle_state"], row["lifecycle_reason_code"], row["provision_attempts"]) == (
+                "provisioning", "provider_unavailable", 0,
+            )  # fmt: skip
+            makes, go = asyncio.Event(), asyncio.Event()
+
+            async def slow(called: str, _: MachineSpec) -> None:
+                if called == "prepare":
+                    makes.set()
+                    await go.wait()
+
+            place.before = slow
+            async with asyncio.timeout(10):
+                await makes.wait()
+            second = await held.queue("echo here")
+            await replica.fetch("update processes set created_at = now() - interval '1 minute'")
+            assert (await sweep(server.deps)).unreachable == 0, "it is being made"
+            await replica.fetch("update processes set created_at = now() where id = $1", second)
+            go.set()
+            assert (await held.until_state("active"))["lifecycle_reason_code"] == ""
+            await held.until_process(second, "running")
+            assert (await held.process(first))["granted_at"] is None
+            assert (await held.process(first))["reason_code"] == "machine_unreachable"
+        finally:
+            await replica.stop()
+
+
 async def test_two_replicas_and_many_machines(replica: Fleet, place: Place, database: str) -> None:
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(api_server(database, **QUICK))
