@@ -6,10 +6,11 @@ at once. One that was not told to begin has done nothing, and goes when its conn
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import socket
 from typing import NamedTuple
 
+from omnara.log import get_logger
 from omnara.machines.posix.keeper import files
 from omnara.machines.posix.keeper.talk import message
 from omnara.machines.posix.launcher import Launcher
@@ -19,6 +20,8 @@ from omnara.machines.posix.threads import in_thread
 from omnara.machines.processes import HomeFull, HomeLost
 
 __all__ = ["Beginnings", "Keeper"]
+
+log = get_logger(__name__)
 
 _MOST = 16
 
@@ -38,40 +41,65 @@ class Beginnings:
         self._store = store
         self._launcher = launcher
         self._sandbox = sandbox
-        self._ready: dict[str, Keeper] = {}
+        self._ready: dict[str, asyncio.Task[Keeper | None]] = {}
+        self._leaving: set[asyncio.Task[Keeper | None]] = set()
 
-    async def make_ready(self, process_id: str) -> None:
-        """Have a keeper wait for a process that was prepared. Where that fails, taking it will say why."""
-        if process_id in self._ready or len(self._ready) >= _MOST:
-            return
-        with contextlib.suppress(KeyError, HomeLost, HomeFull):
-            keeper = await self._launched(process_id)
-            if keeper is not None:
-                self.send_away(process_id)
-                self._ready[process_id] = keeper
+    def make_ready(self, process_id: str) -> None:
+        """Have a keeper wait for a process that was prepared, in the background. If that fails, `take` will say why."""
+        if process_id not in self._ready and len(self._ready) < _MOST:
+            work = self._launched_if_possible(process_id)
+            self._ready[process_id] = asyncio.create_task(work, name=f"keeper for {process_id}")
 
     async def take(self, process_id: str) -> Keeper | None:
         """Return a keeper that waits for the word; its line is the caller's. None: the command was begun already.
 
         Raises KeyError for an unknown process, HomeLost, HomeFull.
         """
-        ready = self._ready.pop(process_id, None)
+        ready = await self._made_ready(process_id)
         if ready is not None:
-            if ready.sandbox == await self._inside():
-                return ready
+            try:
+                if ready.sandbox == await self._inside():
+                    return ready
+            except BaseException:
+                ready.line.close()
+                raise
             ready.line.close()
         return await self._launched(process_id)
 
+    async def _made_ready(self, process_id: str) -> Keeper | None:
+        task = self._ready.get(process_id)
+        if task is None:
+            return None
+        await asyncio.wait((task,))
+        # Whoever sent it away meanwhile has hung up.
+        return task.result() if self._ready.pop(process_id, None) is task else None
+
     def send_away(self, process_id: str) -> None:
         """Let the keeper of a process that will not be executed go."""
-        ready = self._ready.pop(process_id, None)
-        if ready is not None:
-            ready.line.close()
+        task = self._ready.pop(process_id, None)
+        if task is not None:
+            self._leaving.add(task)
+            task.add_done_callback(self._hang_up)
 
-    def close(self) -> None:
+    def _hang_up(self, task: asyncio.Task[Keeper | None]) -> None:
+        self._leaving.discard(task)
+        keeper = None if task.cancelled() else task.result()
+        if keeper is not None:
+            keeper.line.close()
+
+    async def close(self) -> None:
         """Let all of them go."""
         for process_id in list(self._ready):
             self.send_away(process_id)
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    async def _launched_if_possible(self, process_id: str) -> Keeper | None:
+        try:
+            return await self._launched(process_id)
+        except (KeyError, HomeLost, HomeFull) as error:
+            log.info("no keeper waits for a command", process_id=process_id, error=str(error))
+            return None
 
     async def _inside(self) -> int | None:
         return None if self._sandbox is None else await self._sandbox.enter()
@@ -79,14 +107,17 @@ class Beginnings:
     async def _launched(self, process_id: str) -> Keeper | None:
         sandbox = await self._inside()
         ours, theirs = socket.socketpair()
+        ours.send(message({"op": "ready", "sandbox": None if sandbox is None else {"pid": sandbox}}))
+        ours.setblocking(False)
+        launching = asyncio.ensure_future(in_thread(self._launch, process_id, theirs))
         try:
-            with theirs:
-                ours.send(message({"op": "ready", "sandbox": None if sandbox is None else {"pid": sandbox}}))
-                ours.setblocking(False)
-                begun = await in_thread(self._launch, process_id, theirs)
+            begun = await asyncio.shield(launching)
         except BaseException:
+            await asyncio.wait((launching,))  # it is using the descriptors, for a moment
             ours.close()
             raise
+        finally:
+            theirs.close()
         if begun:
             ours.close()
             return None

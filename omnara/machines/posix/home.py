@@ -79,7 +79,7 @@ class PosixHome:
 
     async def close(self) -> None:
         """Let go of everything. Commands go on."""
-        self._beginnings.close()
+        await self._beginnings.close()
         if self._own_launcher is not None:
             await asyncio.to_thread(self._own_launcher.close)
 
@@ -106,7 +106,7 @@ class PosixHome:
         }
         record = await in_thread(self._store.create, spec.process_id, launch)
         if not record.execution_committed and record.exit is None:
-            await self._beginnings.make_ready(spec.process_id)
+            self._beginnings.make_ready(spec.process_id)
         return record
 
     async def _record(self, process_id: str) -> ProcessRecord:
