@@ -27,14 +27,14 @@ _PROJECT_TEARDOWN: Final = (
     "mark_project_secrets_deleted",
     "mark_project_empty",
 )
+_ORG_HIDING: Final = ("revoke_org_keys", "mark_org_deleted", "mark_org_emptying")
 _ORG_TEARDOWN: Final = (
-    "revoke_org_keys",
     "mark_org_models_deleted",
     "mark_org_providers_deleted",
     "drop_org_secret_grants",
     "destroy_org_secrets",
     "mark_org_secrets_deleted",
-    "mark_org_deleted",
+    "mark_org_empty",
 )
 
 
@@ -209,12 +209,35 @@ async def hide_project(connection: Connection, project_id: UUID) -> None:
 
 
 async def tear_down_project(connection: Connection, project_id: UUID) -> None:
-    """Remove what a locked, hidden project without active agents still has; its secrets' values are destroyed."""
+    """Remove what a locked, hidden project without active agents still has; its secrets' values are destroyed.
+
+    The first project of a deleted organization stays marked until that is torn down.
+    """
     for statement in _PROJECT_TEARDOWN:
         await connection.execute(_SQL[statement], project_id)
 
 
+async def hide_org(connection: Connection, org_id: UUID) -> None:
+    """Delete a locked organization without projects for everybody; what is its own is still there."""
+    for statement in _ORG_HIDING:
+        await connection.execute(_SQL[statement], org_id)
+
+
+async def org_leftovers(connection: Connection, org_id: UUID) -> list[UUID] | None:
+    """Return the projects of a deleted organization that are still marked; None when it is not deleted.
+
+    The last one stands for what the organization itself has: no project, nothing left.
+    """
+    row = await connection.fetchrow(_SQL["org_leftovers"], org_id)
+    return list(row["projects"]) if row is not None and row["deleted"] else None
+
+
+async def lock_deleted_org(connection: Connection, org_id: UUID) -> bool:
+    """Lock a deleted organization until the transaction ends; False when there is none."""
+    return await connection.fetchval(_SQL["lock_deleted_org"], org_id) is not None
+
+
 async def tear_down_org(connection: Connection, org_id: UUID) -> None:
-    """Hide a locked organization whose projects are gone, and all that is its own; secrets' values are destroyed."""
+    """Remove what a locked, hidden organization still has of its own; its secrets' values are destroyed."""
     for statement in _ORG_TEARDOWN:
         await connection.execute(_SQL[statement], org_id)

@@ -21,19 +21,15 @@ from omnara.db.connection import Connection
 from omnara.db.orgs import MemberRow, OrgRow
 from omnara.engine.bootstrap import PROJECT_NAME
 from omnara.engine.deps import Deps
-from omnara.engine.emptying import empty_projects
-from omnara.engine.machines.closing_down import release_org
 from omnara.engine.naming import checked_name
 from omnara.engine.projects import hide_project
 from omnara.engine.reads import Page, TimeKey
 from omnara.engine.scope import org_in_scope
-from omnara.errors import Conflict, Forbidden, IdempotencyKeyConflict, InvalidRequest, NotFound, Unavailable
+from omnara.errors import Conflict, Forbidden, IdempotencyKeyConflict, InvalidRequest, NotFound
 from omnara.ids import new_uuid
 
 MAX_ORGS: Final = 1000
 """Per user. Source: api.md §8 (resource caps)."""
-
-RETRY_AFTER_S: Final = 5.0
 
 OVERVIEW_PROJECTS: Final = 200
 OVERVIEW_AGENTS: Final = 5
@@ -113,30 +109,29 @@ async def overview(deps: Deps, p: Principal, org_id: UUID) -> Overview:
 
 
 async def delete_org(deps: Deps, p: Principal, org_id: UUID) -> None:
-    """Archive every agent of an organization, then hide it with everything in it. Several transactions.
+    """Delete an organization and its projects for everybody, at once, whatever it has. Several short transactions.
 
-    A request that ends early can be sent again. Raises NotFound, Forbidden unless the caller owns it.
+    From the last commit on nobody gets in. Agents are archived, and machines and secrets ended, afterwards
+    (`engine.emptying`). A request that ends early can be sent again. Raises NotFound, Forbidden unless the caller owns
+    it.
     """
     org_in_scope(p, org_id, OrgAction.OWN)
-    while True:
+    hidden = False
+    while not hidden:
         async with deps.db.acquire() as connection:
             projects = await orgs.active_projects(connection, org_id)
         for project_id in projects:
             await hide_project(deps, org_id, project_id)
-        if not await empty_projects(deps, org_id):
-            raise Unavailable("some agents could not be archived; send the request again", retry_after_s=RETRY_AFTER_S)
-        await release_org(deps, org_id)
-        if await deps.db.run(lambda connection: _finish(connection, org_id)):
-            return
+        hidden = await deps.db.run(lambda connection: _hide(connection, org_id))
 
 
-async def _finish(connection: Connection, org_id: UUID) -> bool:
+async def _hide(connection: Connection, org_id: UUID) -> bool:
     """Hide the organization unless a project was made meanwhile."""
     if not await orgs.lock_org(connection, org_id):
         raise NotFound
     if await orgs.active_projects(connection, org_id):
         return False
-    await orgs.tear_down_org(connection, org_id)
+    await orgs.hide_org(connection, org_id)
     return True
 
 

@@ -125,8 +125,12 @@ select id, org_id from projects where emptying and ($1::uuid is null or org_id =
 select id from projects where id = $1 and emptying for update;
 
 -- name: mark_project_empty
--- Nothing is left of a deleted project. Index: projects_pkey.
-update projects set emptying = false where id = $1;
+-- Nothing is left of a deleted project. The first one of a deleted organization keeps its mark: it stands for what the
+-- organization itself still has. The project is locked. Index: projects_pkey, orgs_pkey.
+update projects p
+set emptying = exists (select from orgs o where o.id = p.org_id and o.deleted_at is not null)
+               and not exists (select from projects q where q.org_id = p.org_id and (q.created_at, q.id) < (p.created_at, p.id))
+where p.id = $1;
 
 -- name: drop_project_model_grants
 -- Take its models from a project. Index: unique key of grants.
@@ -160,6 +164,24 @@ select id from projects where org_id = $1 and deleted_at is null order by create
 -- name: mark_org_deleted
 -- Hide an organization for good. Index: orgs_pkey.
 update orgs set deleted_at = statement_timestamp(), updated_at = statement_timestamp() where id = $1;
+
+-- name: mark_org_emptying
+-- Something may be left of a deleted organization, which its first project stands for. Index: projects_pkey.
+update projects set emptying = true
+where id = (select id from projects where org_id = $1 order by created_at, id limit 1);
+
+-- name: org_leftovers
+-- Whether an organization is deleted, and its projects that are still marked. Index: orgs_pkey, projects_emptying.
+select o.deleted_at is not null as deleted, array(select p.id from projects p where p.emptying and p.org_id = o.id) as projects
+from orgs o where o.id = $1;
+
+-- name: lock_deleted_org
+-- Lock a deleted organization, so that one at a time finishes it. Index: orgs_pkey.
+select id from orgs where id = $1 and deleted_at is not null for update;
+
+-- name: mark_org_empty
+-- Nothing is left of a locked, deleted organization. Index: projects_emptying.
+update projects set emptying = false where org_id = $1 and emptying;
 
 -- name: revoke_org_keys
 -- Revoke every key of an organization. Index: org_api_keys_newest.

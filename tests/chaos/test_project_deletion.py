@@ -1,10 +1,11 @@
-"""Processes that are killed while they empty a deleted project."""
+"""Processes that are killed while they empty a deleted project, or a deleted organization."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import aiohttp
+import pytest
 
 from omnara.client import Client
 from omnara.ids import IdKind, decode
@@ -15,7 +16,8 @@ AGENTS = 400
 CONFIG = "instruction: Be brief.\nmodel: {provider_config: anthropic, name: claude-sonnet-4-6}\n"
 
 
-async def test_a_project_is_emptied_whoever_is_killed(cluster: Cluster, client: Client) -> None:
+@pytest.mark.parametrize("what", ["project", pytest.param("organization", marks=pytest.mark.slow)])
+async def test_what_is_deleted_is_emptied_whoever_is_killed(cluster: Cluster, client: Client, what: str) -> None:
     org = (await client.project_path()).split("/")[4]
     headers = {"Authorization": f"Bearer {cluster.key}"}
     async with aiohttp.ClientSession(cluster.front.url, headers=headers) as session:
@@ -30,7 +32,7 @@ async def test_a_project_is_emptied_whoever_is_killed(cluster: Cluster, client: 
         config = (await post(f"{scope}/agent-configs", {"source": CONFIG, "source_format": "yaml"}))["id"]
         agent = (await post(f"{scope}/agents", {"config": config}))["agent"]["id"]
         await cluster.sql.execute(MANY, decode(IdKind.AGENT, agent), AGENTS)
-        async with session.delete(scope) as response:
+        async with session.delete(scope if what == "project" else f"/api/v1/orgs/{org}") as response:
             assert response.status == 204
 
     async def left() -> int:
@@ -45,11 +47,12 @@ async def test_a_project_is_emptied_whoever_is_killed(cluster: Cluster, client: 
     await cluster.start()
 
     async def empty() -> bool:
-        row = await cluster.sql.fetchrow("select emptying from projects where id = $1", decode(IdKind.PROJECT, project))
-        return not row["emptying"]
+        return not await cluster.sql.fetchval("select exists (select from projects where emptying)")
 
-    await until(empty, "the project is empty", limit_s=30)
+    await until(empty, "all is empty", limit_s=30)
     assert await left() == 0
+    secrets = await cluster.sql.fetchval("select count(*) from secret_versions")
+    assert (secrets == 0) is (what == "organization")
 
 
 def archived_by(worker: Any) -> int:

@@ -349,4 +349,5 @@ async def test_machines_end_with_their_project_and_organization(lab: PoolLab) ->
     assert await left() == [0, 0, 1, 1, 1]
     assert (await lab.ask("GET", f"{base}/machines/{connected['machine']['id']}"))["lifecycle_state"] == "active"
     await lab.ask("DELETE", base, status=204)
+    assert await empty_projects(lab.server.deps), "as a process with a worker does within seconds"
     assert await left() == [0, 0, 0, 0, 0]

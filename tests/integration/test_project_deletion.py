@@ -1,4 +1,4 @@
-"""Deleting a project with many agents: gone at once for everybody, emptied afterwards, whoever is killed meanwhile."""
+"""Deleting a project with many agents, or an organization: gone at once, emptied afterwards, whoever is killed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import pytest
 import pytest_asyncio
 
 from omnara import probes
+from omnara.access.roles import ProjectScope
 from omnara.domain.content import TextBlock
 from omnara.engine import emptying, launch, lifecycle
 from omnara.engine.inputs import create_input
-from omnara.engine.projects import delete_project
+from omnara.engine.orgs import delete_org
+from omnara.engine.projects import create_project, delete_project
 from omnara.engine.scope import AgentPath
 from omnara.errors import NotFound
+from omnara.ids import new_uuid
 from tests.support.engine_case import Engine, open_engine
+from tests.support.machine_floor import Rows
+from tests.support.machines import bind, make_machine
 from tests.support.postgres import PostgresForTests
 
 AGENTS = 300
@@ -141,7 +146,7 @@ async def test_one_agent_that_cannot_be_archived_keeps_no_other(
     doomed: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [row] = await doomed.fetch("select id from agents order by created_at offset 100 limit 1")
-    real = emptying.archive_for_good
+    real = lifecycle.archive_for_good
 
     async def archive(deps: Any, agent_id: UUID) -> None:
         if agent_id == row["id"]:
@@ -155,3 +160,99 @@ async def test_one_agent_that_cannot_be_archived_keeps_no_other(
     monkeypatch.undo()
     assert await emptying.empty_projects(doomed.deps)
     assert await left(doomed) == 0
+
+
+# --- organizations ------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def small(postgres: PostgresForTests) -> AsyncIterator[Engine]:
+    """An organization of its own with two agents that have work."""
+    async with postgres.fresh() as dsn, open_engine(dsn) as engine:
+        for message in ("waits", "waits, too"):
+            await engine.agent(message)
+        yield engine
+        assert await engine.broken_invariants() == {}
+
+
+LEFT = """
+select (select count(*) from machines where deleted_at is null)::int as machines,
+       (select count(*) from machine_pools where deleted_at is null)::int as pools,
+       (select count(*) from machine_daemon_tokens where revoked_at is null)::int as tokens,
+       (select count(*) from secret_versions)::int as secrets,
+       (select count(*) from configured_models where deleted_at is null)::int as models,
+       (select count(*) from projects where emptying)::int as marked"""
+
+
+async def furnished(engine: Engine) -> UUID:
+    """A second project with an agent's machine, and a pool; the second project."""
+    scope = (await create_project(engine.deps, engine.p, engine.project.org_id, "Second", None)).row
+    machine = await make_machine(Rows(engine), engine.project.org_id, scope.id)
+    [row] = await engine.fetch("select id from agents limit 1")
+    await bind(Rows(engine), machine, row["id"])
+    await engine.fetch(
+        "insert into machine_pools (id, org_id, name, provider, max_total_machines) values ($1, $2, 'p', 'docker', 3)",
+        new_uuid(), engine.project.org_id,
+    )  # fmt: skip
+    return scope.id
+
+
+async def test_an_organization_is_gone_at_once_and_everything_in_it_soon(small: Engine) -> None:
+    org_id = small.project.org_id
+    second = await furnished(small)
+    config = await small.config()
+    before = dict((await small.fetch(LEFT))[0])
+    assert before["secrets"] > 0
+    await delete_org(small.deps, small.p, org_id)
+    assert await left(small) == 2, "no request waits for the agents"
+    assert dict((await small.fetch(LEFT))[0]) == before | {"marked": 2}
+    for refused in (
+        delete_org(small.deps, small.p, org_id),
+        create_project(small.deps, small.p, org_id, "Third", None),
+        launch.launch_agent(small.deps, small.p, small.project, config),
+        launch.launch_agent(small.deps, small.p, ProjectScope(org_id, second), config),
+    ):
+        with pytest.raises(NotFound):
+            await refused
+    assert await emptying.empty_projects(small.deps)
+    assert await left(small) == 0
+    assert set(dict((await small.fetch(LEFT))[0]).values()) == {0}
+    assert await emptying.empty_projects(small.deps), "nothing is left to do"
+
+
+async def test_whoever_comes_next_goes_on_with_an_organization(small: Engine) -> None:
+    """Cut off when only its secrets are left, with two at a time; its first project was deleted and emptied before."""
+    await furnished(small)
+    await delete(small)
+    assert await emptying.empty_projects(small.deps)
+    await delete_org(small.deps, small.p, small.project.org_id)
+    for _ in range(2):
+        with probes.expect("org_released") as reached:
+            tasks = [asyncio.create_task(emptying.empty_projects(small.deps)) for _ in range(2)]
+            await reached.wait(within_s=20)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*(emptying.empty_projects(small.deps) for _ in range(3)))
+    assert await emptying.empty_projects(small.deps)
+    assert set(dict((await small.fetch(LEFT))[0]).values()) == {0}
+
+
+async def test_an_agent_that_cannot_be_archived_keeps_the_organizations_secrets(
+    small: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [row] = await small.fetch("select id from agents order by created_at offset 1 limit 1")
+    real = lifecycle.archive_for_good
+
+    async def archive(deps: Any, agent_id: UUID) -> None:
+        if agent_id == row["id"]:
+            raise LookupError("damaged")
+        await real(deps, agent_id)
+
+    monkeypatch.setattr(emptying, "archive_for_good", archive)
+    await delete_org(small.deps, small.p, small.project.org_id)
+    assert not await emptying.empty_projects(small.deps)
+    assert (await small.fetch(LEFT))[0]["secrets"] > 0
+    monkeypatch.undo()
+    assert await emptying.empty_projects(small.deps)
+    assert set(dict((await small.fetch(LEFT))[0]).values()) == {0}

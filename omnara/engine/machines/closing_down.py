@@ -8,6 +8,7 @@ Source: machines.md §8, §12, §14 row 24; contract (deleteMachine, deleteMachi
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 from uuid import UUID
 
@@ -98,7 +99,7 @@ async def delete_pool_grant(deps: Deps, p: Principal, project: ProjectScope, gra
 
 
 async def release_project(deps: Deps, project: ProjectScope) -> None:
-    """Take all machines and pools from a project that is being deleted. Several transactions; may be repeated."""
+    """Take all machines and pools from a project that is deleted. Several transactions; may be repeated."""
     for listed, drop in (
         (machine_grants.of_project, _drop_grant),
         (machine_pools.grants_of_project, _drop_pool_grant),
@@ -107,18 +108,20 @@ async def release_project(deps: Deps, project: ProjectScope) -> None:
             async with deps.db.acquire() as connection:
                 found = await listed(connection, project.project_id, _BATCH)
             for grant_id in found:
-                await drop(deps, project, grant_id)
+                with contextlib.suppress(NotFound):  # somebody else was faster
+                    await drop(deps, project, grant_id)
             if not found:
                 break
 
 
 async def release_org(deps: Deps, org_id: UUID) -> None:
-    """End all pools and machines of an organization that is being deleted. Several transactions; may be repeated."""
+    """End all pools and machines of an organization that is deleted. Several transactions; may be repeated."""
     while True:
         async with deps.db.acquire() as connection:
             pools = await machine_pools.of_org(connection, org_id, _BATCH)
         for pool_id in pools:
-            await _drop_pool(deps, org_id, pool_id, by_tenant=False)
+            with contextlib.suppress(NotFound):  # somebody else was faster
+                await _drop_pool(deps, org_id, pool_id, by_tenant=False)
         if not pools:
             break
     while True:
