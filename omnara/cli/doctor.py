@@ -28,7 +28,7 @@ class Finding(msgspec.Struct, frozen=True):
 @click.command("doctor")
 @json_option
 def command(as_json: bool) -> None:
-    """Check settings, database, locks, notifications, schema, keys and the data itself. Changes nothing.
+    """Check settings, container engine, database, locks, notifications, schema, keys and the data. Changes nothing.
 
     Works on OMNARA_DATABASE_URL, else on the embedded database, also beside a running server. Exit code 1 if anything
     is wrong; each problem says what to do.
@@ -64,6 +64,7 @@ async def _examine() -> list[Finding]:
     configure(settings.log_level, settings.log_format)
     warnings = unknown_variables()
     findings = [Finding("settings", not warnings, "; ".join(warnings) or "all variables are known", "fix the names")]
+    findings.append(await _engine(settings))
     try:
         async with visit_database(settings) as database:
             tried = await run_selftest(database)
@@ -83,6 +84,24 @@ async def _examine() -> list[Finding]:
     except OmnaraError as error:
         findings.append(Finding("database", False, error.detail or str(error), "see the text"))
     return findings
+
+
+async def _engine(settings: Settings) -> Finding:
+    """Whether containers can be made here. Only an engine that is asked for has to be there."""
+    from omnara.app.places import DockerSite
+    from omnara.machines.providers.protocol import ProviderUnavailable
+
+    if settings.docker_host == "off":
+        return Finding("container engine", True, "none is to be used here")
+    site = DockerSite(settings.docker_host)
+    try:
+        _, host = await site.open()
+    except ProviderUnavailable as error:
+        fix = "mend OMNARA_DOCKER_HOST, or take it away where no agent runs commands in containers"
+        return Finding("container engine", settings.docker_host is None, str(error), fix)
+    finally:
+        await site.close()
+    return Finding("container engine", True, f"it is {host}")
 
 
 def _data(check: CheckResult) -> Finding:

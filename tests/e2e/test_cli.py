@@ -153,6 +153,10 @@ async def test_settings_show_values_and_no_secrets() -> None:
         (["serve"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 2, "OMNARA_SECRET_ENCRYPTION_KEYS"),
         (["keys", "list"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 3, "is the database up?"),
         (["doctor"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x"}, 1, "start Postgres, or mend host"),
+        (
+            ["doctor"], {"OMNARA_DATABASE_URL": "postgresql://x@127.0.0.1:1/x", "OMNARA_DOCKER_HOST": "tcp://127.0.0.1:1"},
+            1, "mend OMNARA_DOCKER_HOST",
+        ),
         (["agents", "list", "--status", "bogus"], {}, 2, "'idle', 'pausing', 'paused', 'crashed', 'archived'"),
         (["serve"], {"ANTHROPIC_API_KEY": "sk-ant\nx"}, 2, "ANTHROPIC_API_KEY must be printable ASCII"),
         (["serve"], {"OMNARA_ALLOWED_PRIVATE_HOSTS": "*"}, 2, "OMNARA_ALLOWED_PRIVATE_HOSTS: '*' is a wildcard"),
@@ -392,7 +396,8 @@ async def test_the_doctor_and_migrate_find_a_healthy_database(caller: dict[str, 
     # Tests may run with fsync off, which the doctor is right to point out.
     wrong = [finding["name"] for finding in findings if not finding["ok"] and finding["name"] != "durability"]
     assert wrong == []
-    assert {"advisory locks", "notifications", "schema", "key ring"} <= {finding["name"] for finding in findings}
+    expected = {"container engine", "advisory locks", "notifications", "schema", "key ring"}
+    assert expected <= {finding["name"] for finding in findings}
     assert (await omnara("migrate", "--check", environment=caller)).code == 0
     other = environment_for(caller["OMNARA_DATABASE_URL"], Path("/tmp"), None)
     wrong_ring = (await omnara("doctor", "--json", environment=other)).json()
