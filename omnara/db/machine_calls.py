@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 
 from omnara.db.agents import HotRow
+from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
 from omnara.db.sqlfiles import Queries
 from omnara.domain.claim import Claim
@@ -71,8 +72,10 @@ class ActiveProcess(msgspec.Struct, frozen=True):
     machine_ref: str
 
 
-async def lock_claimed(connection: Connection, claim: Claim, worker_id: UUID) -> HotRow | None:
-    """Lock an agent for the holder of its claim; None when the claim is no longer that holder's."""
+async def lock_claimed(
+    connection: Connection, claim: Claim, worker_id: UUID, call_id: UUID
+) -> tuple[HotRow, CallRow] | None:
+    """Lock an agent and then its call for the holder of its claim; None when the claim is no longer that holder's."""
     row = await connection.fetchrow(
         _SQL["lock_claimed"],
         claim.agent_id,
@@ -81,8 +84,12 @@ async def lock_claimed(connection: Connection, claim: Claim, worker_id: UUID) ->
         claim.epoch,
         claim.step_number,
         claim.next_sequence,
+        call_id,
     )
-    return None if row is None else HotRow(*row)
+    if row is None:
+        return None
+    values = tuple(row)
+    return HotRow(*values[:17]), CallRow(*values[17:])
 
 
 async def park_call(connection: Connection, claim: Claim, worker_id: UUID, call_id: UUID) -> bool:
@@ -93,15 +100,9 @@ async def park_call(connection: Connection, claim: Claim, worker_id: UUID, call_
     return row is not None
 
 
-async def live_processes(connection: Connection, agent_id: UUID) -> int:
-    """Count the processes of a locked agent that are not over."""
-    count: int = await connection.fetchval(_SQL["live_processes"], agent_id)
-    return count
-
-
-async def insert_process(connection: Connection, new: NewProcess) -> None:
-    """Queue a process of a locked agent."""
-    await connection.execute(_SQL["insert_process"], *msgspec.structs.astuple(new))
+async def insert_process(connection: Connection, new: NewProcess, *, most: int) -> bool:
+    """Queue a process of a locked agent. False when `most` of its processes are not over: nothing was queued."""
+    return await connection.fetchval(_SQL["insert_process"], *msgspec.structs.astuple(new), most) is not None
 
 
 async def lock_process(connection: Connection, agent_id: UUID, process_id: UUID) -> LockedProcess | None:

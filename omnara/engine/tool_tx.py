@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from omnara import probes
-from omnara.db import calls, machine_calls
+from omnara.db import machine_calls
 from omnara.db.agents import HotRow
 from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
@@ -166,15 +166,15 @@ class _Attempt:
 
     async def _transaction(self, known: ToolResult | None) -> Settled | None:
         """Make the effect and settle the call, or settle it with the result that is `known`."""
-        agent_id, call_id = self._claim.agent_id, self._call.id
+        agent_id = self._claim.agent_id
         async with self._deps.db.transaction() as connection:
             ahead = await self._lock(connection) if known is None else None
-            hot = await machine_calls.lock_claimed(connection, self._claim, self._worker_id)
-            if hot is None:
+            locked = await machine_calls.lock_claimed(connection, self._claim, self._worker_id, self._call.id)
+            if locked is None:
                 return None
-            call = await calls.find_call(connection, agent_id, call_id)
-            if call is None or call.state != "ready":  # a try whose outcome was unknown had happened
-                return _settled("completed" if call is None else call.state, (), hot)
+            hot, call = locked
+            if call.state != "ready":  # a try whose outcome was unknown had happened
+                return _settled(call.state, (), hot)
             appending = Appending(connection, hot)
             outcome = known if known is not None else await self._outcome(connection, appending, ahead)
             rows = await self._write(connection, appending, call, outcome)

@@ -1,11 +1,15 @@
 -- name: lock_claimed
--- Lock an agent for its claim holder, with all of its fence: the claim, the step, and a log that has not become shorter.
--- Columns as `agents.lock_hot_row`. Index: agent_sched_pkey.
-select agent_id, project_id, gate, worker_id, next_sequence, next_rank, turn_id, turn_sequence, turn_open, batch_sequence,
-       open_calls, attempt, retry_at, step_number, deaths, history_version, config_id
-from agent_sched
-where agent_id = $1 and worker_id = $2 and claim_token = $3 and epoch = $4 and step_number = $5 and next_sequence >= $6
-for no key update;
+-- Lock an agent for its claim holder, with all of its fence: the claim, the step, and a log that has not become shorter; and
+-- one of its calls ($7) after it. Columns as `agents.lock_hot_row`, then as `calls.find_call`.
+-- Index: agent_sched_pkey, tool_calls_agent_id_id_key.
+select s.agent_id, s.project_id, s.gate, s.worker_id, s.next_sequence, s.next_rank, s.turn_id, s.turn_sequence, s.turn_open,
+       s.batch_sequence, s.open_calls, s.attempt, s.retry_at, s.step_number, s.deaths, s.history_version, s.config_id,
+       t.id as call_id, t.agent_id, t.output_sequence, t.ordinal, t.turn_id, t.turn_sequence, t.provider_call_id, t.name,
+       t.type, t.input, t.state as call_state, t.outcome, t.created_at, t.completed_at
+from agent_sched s join tool_calls t on t.agent_id = s.agent_id
+where s.agent_id = $1 and s.worker_id = $2 and s.claim_token = $3 and s.epoch = $4 and s.step_number = $5
+  and s.next_sequence >= $6 and t.id = $7
+for no key update of s, t;
 
 -- name: park_call
 -- A ready call waits for a machine from here on, if the claim is the caller's. The agent is locked.
@@ -16,15 +20,14 @@ where t.agent_id = $1 and t.id = $2 and t.state = 'ready' and s.agent_id = t.age
   and s.worker_id = $3 and s.claim_token = $4 and s.epoch = $5
 returning t.id;
 
--- name: live_processes
--- How many processes of a locked agent are not over. Index: processes_agent_live.
-select count(*) from processes where agent_id = $1 and state in ('queued', 'starting', 'running');
-
 -- name: insert_process
--- Queue a command for a machine. The agent is locked.
+-- Queue a command for a machine, unless $16 of its agent's are not over; no row then. The agent is locked.
+-- Index: processes_agent_live.
 insert into processes (id, agent_id, project_id, machine_id, binding_id, tool_call_id, purpose, command, shell, io_mode, cwd,
                        env, secret_env, wait_ms, timeout_seconds)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12::jsonb, $13::jsonb, $14, $15);
+select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12::jsonb, $13::jsonb, $14, $15
+where (select count(*) from processes where agent_id = $2 and state in ('queued', 'starting', 'running')) < $16
+returning id;
 
 -- name: lock_process
 -- One process of a locked agent, locked too, and whether somebody wants it to end. Index: processes_pkey.

@@ -186,10 +186,11 @@ async def test_a_connection_lost_in_the_transaction_is_no_loss(database: str, mo
         [agent] = await engine.add_agents(tools={"run_command": "always_allow"})
         await bind(engine, agent, await add_machine(engine), "mchr-aaaaaa")
 
-        async def insert(connection: Any, new: Any) -> None:
-            await real(connection, new)
+        async def insert(connection: Any, new: Any, *, most: int) -> bool:
+            queued = await real(connection, new, most=most)
             if not cuts:
                 cuts.append(await terminate(engine, "api"))
+            return queued
 
         monkeypatch.setattr(machine_calls, "insert_process", insert)
         with probes.expect("tool_tx_committed", agent_id=agent) as committed:

@@ -59,13 +59,12 @@ async def run_command(tx: Transaction) -> Outcome:
     away = unreachable(machine, tx.deps.settings.machine_grace_s)
     if away is not None:
         return away
-    live = await machine_calls.live_processes(tx.connection, tx.agent_id)
-    if live >= domain.MAX_LIVE_PER_AGENT:
+    most = domain.MAX_LIVE_PER_AGENT
+    if not await machine_calls.insert_process(tx.connection, _process(tx, machine, command), most=most):
         return failed(
-            f"There are {live} processes that are not over, which is the most. Stop one of them first.",
+            f"There are {most} processes that are not over, which is the most. Stop one of them first.",
             "agent_process_limit_reached",
         )
-    await machine_calls.insert_process(tx.connection, _process(tx, machine, command))
     return Queued((machine.machine_id,))
 
 

@@ -87,8 +87,6 @@ async def begin(
         away = unreachable(machine, deps.settings.machine_grace_s)
         if away is not None:
             return away
-        if await machine_calls.live_processes(connection, agent_id) >= domain.MAX_LIVE_PER_AGENT:
-            return failed("There are too many processes that are not over.", "agent_process_limit_reached")
         new = NewProcess(  # noqa: S604 - the name of a shell on a machine
             id=new_uuid(),
             agent_id=agent_id,
@@ -106,7 +104,8 @@ async def begin(
             wait_ms=wait_ms,
             timeout_seconds=round(LIMIT_S),
         )
-        await machine_calls.insert_process(connection, new)
+        if not await machine_calls.insert_process(connection, new, most=domain.MAX_LIVE_PER_AGENT):
+            return failed("There are too many processes that are not over.", "agent_process_limit_reached")
         return new.id, machine
 
     begun = await deps.db.run(work)

@@ -113,7 +113,7 @@ class Beginnings:
         try:
             begun = await asyncio.shield(launching)
         except BaseException:
-            await asyncio.wait((launching,))  # it is using the descriptors, for a moment
+            await asyncio.gather(launching, return_exceptions=True)  # it is using the descriptors, for a moment
             ours.close()
             raise
         finally:
