@@ -133,9 +133,11 @@ class Drive:
         try:
             await self._serve(runtime, instance_id, seen)
         finally:
-            await runtime.close()
-            if isinstance(home, Closable):
-                await home.close()
+            try:
+                await runtime.close()
+            finally:  # also when it is canceled a second time meanwhile
+                if isinstance(home, Closable):
+                    await home.close()
 
     async def _serve(self, runtime: Runtime, instance_id: UUID, seen: Platform) -> None:
         """Register and serve until the server ends the runtime. Raises HomeLost, Gone, Unavailable."""
