@@ -52,6 +52,7 @@ async def _why(endpoint: str | None) -> str:
         ((404, "{}"), "does not say who it is"),
         ((200, "[]"), "no Docker engine"),
         ((200, '{"ApiVersion": "1.41"}'), "without an id"),
+        ((200, '{"ApiVersion": "1.41", "ID": "a", "Components": [{"Name": "Podman Engine"}]}'), "this is Podman"),
         ((503, '{"message": "later"}'), "later"),
     ],
 )

@@ -80,11 +80,14 @@ class Engine:
         try:
             async with self.call() as docker:
                 info: Mapping[str, Any] = await docker.system.info()
+                version: Mapping[str, Any] = await docker.version()
         except (TypeError, KeyError) as error:
             raise ProviderUnavailable("what answers there is no Docker engine") from error
         except DockerError as error:
             why = f"{error.message.strip() or error.status}{_hint(error.message)}"
             raise ProviderUnavailable(f"the Docker engine does not say who it is: {why}") from error
+        if any(part.get("Name") == "Podman Engine" for part in version.get("Components") or ()):
+            raise ProviderUnavailable("this is Podman, which names itself anew each time: a Docker Engine is needed")
         if not info.get("ID"):
             raise ProviderUnavailable("what answers there is a Docker engine without an id")
         return str(info["ID"])
