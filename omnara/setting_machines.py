@@ -56,8 +56,8 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Spec(
             "OMNARA_DOCKER_HOST",
-            "Engine of the provider `docker`, as `unix:///run/docker.sock` or `tcp://…`, or `off`; "
-            "default: where `docker` finds one",
+            "Engine of the provider `docker`, as `unix:///run/docker.sock` or `tcp://…` (with `DOCKER_TLS_VERIFY=1` "
+            "and `DOCKER_CERT_PATH`), or `off`; default: where `docker` finds one",
         ),
     ] = None
     sandbox: Annotated[
