@@ -20,7 +20,7 @@ _SQL = Queries("bindings")
 class BoundMachine(msgspec.Struct, frozen=True):
     """A machine that is attached to an agent. `offline_s`: since when it was not heard of; None: online or asleep.
 
-    `served_s`: for how long there was somebody to hear it.
+    `served_s`: for how long there was somebody to hear it. `bound_at`: when the agent got it.
     `seen`: some daemon registered for it. `granted`: the agent's project may use it.
     """
 
@@ -51,6 +51,7 @@ class BoundMachine(msgspec.Struct, frozen=True):
     asleep: bool
     offline_s: float | None
     served_s: float
+    bound_at: datetime
     seen: bool
     granted: bool
 

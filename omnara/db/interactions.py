@@ -67,6 +67,12 @@ async def insert(
     await connection.execute(_SQL["insert_interaction"], agent_id, interaction_id, call_id, kind, request)
 
 
+async def was_asked(connection: Connection, agent_id: UUID, call_id: UUID) -> bool:
+    """Whether a person was asked to allow a call."""
+    asked: bool = await connection.fetchval(_SQL["was_asked"], agent_id, call_id)
+    return asked
+
+
 async def list_forms(
     connection: Connection, agent_id: UUID, *, state: str | None, after: tuple[datetime, UUID] | None, limit: int
 ) -> list[InteractionRow]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -55,13 +56,15 @@ class Ahead(msgspec.Struct, frozen=True, kw_only=True):
 class Transaction(msgspec.Struct, frozen=True, kw_only=True):
     """What a tool works with, inside the transaction: the agent is locked, the call ready, the input checked.
 
-    `appending` may be given results of other calls. `ahead` is what the tool's `lock` returned.
+    `asked_at`: when the model asked for the call. `appending` may be given results of other calls. `ahead` is what the
+    tool's `lock` returned.
     """
 
     connection: Connection
     deps: Deps
     appending: Appending
     call_id: UUID
+    asked_at: datetime
     input: dict[str, Any]
     definition: Definition
     ahead: Any = None
@@ -176,7 +179,7 @@ class _Attempt:
             if call.state != "ready":  # a try whose outcome was unknown had happened
                 return _settled(call.state, (), hot)
             appending = Appending(connection, hot)
-            outcome = known if known is not None else await self._outcome(connection, appending, ahead)
+            outcome = known if known is not None else await self._outcome(connection, appending, call, ahead)
             rows = await self._write(connection, appending, call, outcome)
             probes.hit("tool_tx", agent_id=agent_id, tool=self._call.name)
         probes.hit("tool_tx_committed", agent_id=agent_id, tool=self._call.name)
@@ -195,7 +198,7 @@ class _Attempt:
             )
         )
 
-    async def _outcome(self, connection: Connection, appending: Appending, ahead: Any) -> Outcome:
+    async def _outcome(self, connection: Connection, appending: Appending, call: CallRow, ahead: Any) -> Outcome:
         tool = BUILT_IN.get(self._call.name)
         if self._tool is None or tool is None:
             return unsupported(self._call.name)
@@ -207,7 +210,8 @@ class _Attempt:
                 connection=connection,
                 deps=self._deps,
                 appending=appending,
-                call_id=self._call.id,
+                call_id=call.id,
+                asked_at=call.created_at,
                 input=self._call.input,
                 definition=self._definition,
                 ahead=ahead,

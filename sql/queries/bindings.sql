@@ -15,6 +15,7 @@ select b.id, b.machine_id, b.machine_ref, b.binding_kind, b.source_key, b.descri
        end as offline_s,
        extract(epoch from statement_timestamp() - greatest(pg_postmaster_start_time(),
          (select min(w.started_at) from workers w where w.state = 'live')))::float8 as served_s,
+       b.created_at as bound_at,
        r.id is not null as seen,
        exists (select from machine_grants g
                 where g.project_id = b.project_id and g.machine_id = b.machine_id and g.deleted_at is null) as granted

@@ -28,6 +28,10 @@ returning id;
 -- Open a form for a call. The hot row is locked.
 insert into interactions (agent_id, id, tool_call_id, kind, request) values ($1, $2, $3, $4, $5::json);
 
+-- name: was_asked
+-- Whether a person was asked to allow a call. Index: interactions_agent_id_tool_call_id_kind_key.
+select exists (select from interactions where agent_id = $1 and tool_call_id = $2 and kind = 'permission');
+
 -- name: list_interactions
 -- Forms, oldest first, after a (time, id) key; `state` is null when absent. Index: interactions_pkey.
 select id, agent_id, tool_call_id, kind, state, request, resolution, resolved_by_input_id, resolved_by, reason, created_at,

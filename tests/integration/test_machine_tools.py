@@ -445,6 +445,32 @@ async def test_permission_is_asked_as_for_any_other_tool(database: str) -> None:
         assert len(await processes(engine, agent)) == 1
 
 
+async def test_what_was_allowed_does_not_run_on_a_machine_that_came_later(database: str) -> None:
+    script = scripted([("run_command", {"command": "x"})], [("run_command", {"command": "y"})])
+    async with engine_on(database, script) as engine:
+        [agent] = await engine.add_agents(tools={"run_command": "always_ask"})
+        first = await bind(engine, agent, await add_machine(engine, "first"), "mine")
+        await engine.start()
+
+        async def allow() -> None:
+            query = "select id from interactions where agent_id = $1 and state = 'open'"
+            form = await engine.sql.fetchval(query, agent)
+            await resolve(engine.replicas[0].deps, owner(engine), AgentPath(agent), form, [Answer((0,))])
+            await engine.until_idle(agent)
+
+        await engine.say(agent)
+        await until_call(engine, agent, "run_command", "awaiting_permission")
+        # Another machine gets the name of the one that was meant.
+        await engine.sql.execute("delete from agent_machine_bindings where id = $1", first)
+        await bind(engine, agent, await add_machine(engine, "second"), "mine")
+        await allow()
+        await allow()
+        [(outcome, value)] = await results(engine, agent)
+        assert (outcome, value["error_code"]) == ("failed", "tool_authorization_invalidated")
+        [row] = await processes(engine, agent)
+        assert row["command"] == "y"
+
+
 async def test_what_a_tool_of_ours_gets_wrong_fails_its_call_only(database: str, monkeypatch: Any) -> None:
     async def broken(*_: Any) -> Any:
         raise ZeroDivisionError

@@ -44,6 +44,7 @@ def bound(number: int = 1, **changes: Any) -> BoundMachine:
         asleep=False,
         offline_s=None,
         served_s=3600.0,
+        bound_at=datetime(2026, 1, 1, tzinfo=UTC),
         seen=True,
         granted=True,
     )

@@ -20,6 +20,7 @@ from omnara.domain import processes as domain
 from omnara.domain.content import StructuredDataBlock
 from omnara.domain.text import is_blank
 from omnara.engine.machines import sandbox, tools_machines
+from omnara.engine.machines.approved import invalidated
 from omnara.engine.machines.targets import choose, environment, unreachable
 from omnara.engine.tool_tx import Ahead, Outcome, Queued, Transaction, TransactionalTool
 from omnara.ids import IdKind, InvalidPublicId, decode, encode, new_uuid
@@ -56,9 +57,9 @@ async def run_command(tx: Transaction) -> Outcome:
     machine = choose(machines, tx.input)
     if isinstance(machine, ToolResult):
         return machine
-    away = unreachable(machine, tx.deps.settings.machine_grace_s)
-    if away is not None:
-        return away
+    refused = await invalidated(tx, machine) or unreachable(machine, tx.deps.settings.machine_grace_s)
+    if refused is not None:
+        return refused
     most = domain.MAX_LIVE_PER_AGENT
     if not await machine_calls.insert_process(tx.connection, _process(tx, machine, command), most=most):
         return failed(

@@ -18,6 +18,7 @@ from omnara.domain.config import Definition, PoolSource
 from omnara.domain.content import StructuredDataBlock
 from omnara.domain.processes import working_directory
 from omnara.engine.machines.admission import MachineCapacity, Owner, PoolUnavailable, add_pool_machine
+from omnara.engine.machines.approved import invalidated
 from omnara.engine.machines.bindings import release
 from omnara.engine.machines.sources import pool_ids
 from omnara.engine.machines.targets import LIVE_STATES, choose, connection_of
@@ -104,6 +105,9 @@ async def delete_machine(tx: Transaction) -> Outcome:
         return found
     if found.binding_kind != "pool":
         return failed("This machine does not come from a pool: it is not yours to delete.", "machine_not_deletable")
+    refused = await invalidated(tx, found)
+    if refused is not None:
+        return refused
     if found.machine_id != tx.ahead:
         return failed("Your machines have just changed. Try again.", "machine_selection_changed", retryable=True)
     told = await release(tx.connection, tx.appending, [found], DELETED_BY_AGENT)
