@@ -6,11 +6,14 @@ import asyncio
 from pathlib import Path
 
 from omnara.fleet.reached import Site
+from omnara.log import get_logger
 from omnara.machines.providers.local import LocalProvider, Unconfined, confinement, host_id
 from omnara.machines.providers.protocol import HomeProvider, ProviderUnavailable
 from omnara.settings import Settings
 
 __all__ = ["DockerSite", "LocalSite", "sites_of"]
+
+log = get_logger(__name__)
 
 
 def sites_of(settings: Settings) -> list[Site]:
@@ -31,6 +34,7 @@ class DockerSite:
     def __init__(self, endpoint: str | None) -> None:
         self._endpoint = endpoint
         self._provider: HomeProvider | None = None
+        self._told: tuple[str, ...] = ()
 
     async def open(self) -> tuple[HomeProvider, str]:
         """See `Site`."""
@@ -39,7 +43,11 @@ class DockerSite:
         if self._provider is None:
             self._provider = DockerProvider(self._endpoint)
         assert isinstance(self._provider, DockerProvider)
-        return self._provider, await self._provider.host()
+        host = await self._provider.host()
+        if self._provider.engine.unlimited not in ((), self._told):
+            self._told = self._provider.engine.unlimited
+            log.warning("the engine cannot limit what machines take of everything", unlimited=list(self._told))
+        return self._provider, host
 
     async def close(self) -> None:
         """See `Site`."""

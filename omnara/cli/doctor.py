@@ -88,20 +88,21 @@ async def _examine() -> list[Finding]:
 
 async def _engine(settings: Settings) -> Finding:
     """Whether containers can be made here. Only an engine that is asked for has to be there."""
-    from omnara.app.places import DockerSite
+    from omnara.machines.providers.docker import DockerProvider
     from omnara.machines.providers.protocol import ProviderUnavailable
 
     if settings.docker_host == "off":
         return Finding("container engine", True, "none is to be used here")
-    site = DockerSite(settings.docker_host)
+    provider = DockerProvider(settings.docker_host)
     try:
-        _, host = await site.open()
+        host = await provider.host()
     except ProviderUnavailable as error:
         fix = "mend OMNARA_DOCKER_HOST, or take it away where no agent runs commands in containers"
         return Finding("container engine", settings.docker_host is None, str(error), fix)
     finally:
-        await site.close()
-    return Finding("container engine", True, f"it is {host}")
+        await provider.close()
+    lacking = ", ".join(provider.engine.unlimited)
+    return Finding("container engine", True, f"it is {host}" + (f"; it cannot limit {lacking}" if lacking else ""))
 
 
 def _data(check: CheckResult) -> Finding:

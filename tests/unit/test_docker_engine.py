@@ -76,3 +76,18 @@ async def test_what_the_client_is_set_up_for_and_cannot_do(monkeypatch: pytest.M
     monkeypatch.setenv("DOCKER_CONTEXT", "one that does not exist")
     assert "there is no Docker engine" in await _why(None)
     assert "there is no Docker engine" in await _why("127.0.0.1:2375")
+
+
+async def test_what_an_engine_cannot_limit_is_known(answering: tuple[str, list[tuple[int, str]]]) -> None:
+    endpoint, answers = answering
+    rootless = {"MemoryLimit": False, "PidsLimit": False, "CpuCfsQuota": True}
+    answers.append((200, json.dumps({"ApiVersion": "1.41", "ID": "a", **rootless})))
+    engine = Engine(endpoint)
+    try:
+        assert await engine.identity() == "a"
+        assert engine.unlimited == ("memory", "processes")
+        answers.append((200, json.dumps({"ApiVersion": "1.41", "ID": "a", "MemoryLimit": True})))
+        await engine.identity()
+        assert engine.unlimited == ()
+    finally:
+        await engine.close()

@@ -25,6 +25,7 @@ __all__ = ["Engine", "directories"]
 
 CALL_S: Final = 30.0
 PULL_S: Final = 900.0
+_LIMITS: Final = {"MemoryLimit": "memory", "PidsLimit": "processes", "CpuCfsQuota": "CPU"}
 _NOT_NOW: Final = frozenset({502, 503, 504, 900})
 """The last is the client library's own, for an engine that it cannot connect to."""
 _TLS: Final = "with TLS, set DOCKER_TLS_VERIFY=1, and DOCKER_CERT_PATH to where ca.pem, cert.pem and key.pem are"
@@ -38,6 +39,8 @@ class Engine:
         self._endpoint = endpoint
         self._docker: Docker | None = None
         self._pulling: dict[str, asyncio.Lock] = {}
+        self.unlimited: tuple[str, ...] = ()
+        """What it cannot limit, as it told with its id: a rootless one may make containers without any limit."""
 
     @property
     def docker(self) -> Docker:
@@ -90,6 +93,7 @@ class Engine:
             raise ProviderUnavailable("this is Podman, which names itself anew each time: a Docker Engine is needed")
         if not info.get("ID"):
             raise ProviderUnavailable("what answers there is a Docker engine without an id")
+        self.unlimited = tuple(what for field, what in _LIMITS.items() if info.get(field) is False)
         return str(info["ID"])
 
     async def shown(self, container: str) -> dict[str, Any] | None:
