@@ -35,7 +35,7 @@ def do(directory: int, first: socket.socket) -> None:
     if asked is not None and asked["op"] == "ready":
         if keeper is not None:
             keeper.fork_ahead(asked.get("sandbox"))
-        asked = _asked(connection)
+        asked = _asked(connection, keeper)
     if asked is not None and keeper is None:
         keeper = _made(directory, launch)
     if keeper is None:
@@ -56,16 +56,23 @@ def _made(directory: int, launch: dict[str, Any]) -> Keeper | None:
         return None
 
 
-def _asked(connection: Connection) -> dict[str, Any] | None:
-    """Wait for the next request, for as long as it takes. None: whoever would have asked is gone."""
+def _asked(connection: Connection, ready: Keeper | None = None) -> dict[str, Any] | None:
+    """Wait for the next request, for as long as it takes. None: whoever would have asked is gone.
+
+    What `ready` has forked ahead may die meanwhile, and is not left as a zombie.
+    """
     waiting = select.poll()
     waiting.register(connection.socket, select.POLLIN)
+    if ready is not None:
+        waiting.register(ready.children, select.POLLIN)
     while connection.open:
         asked = connection.receive()
         if asked is not None:
             return asked[0]
-        if connection.open:
-            waiting.poll()
+        heard = {fd for fd, _ in waiting.poll()} if connection.open else set()
+        if ready is not None and ready.children in heard:
+            os.read(ready.children, 4096)
+            ready.look_ahead()
     return None
 
 

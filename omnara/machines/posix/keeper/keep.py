@@ -40,7 +40,10 @@ def _who(pid: int) -> dict[str, Any]:
 
 
 class Keeper:
-    """What is known about the command while it runs. `_reason`: why it was ended from outside, if it was."""
+    """What is known about the command while it runs. `_reason`: why it was ended from outside, if it was.
+
+    `children` can be read from once one of its children has died.
+    """
 
     def __init__(self, directory: int, launch: dict[str, Any]) -> None:
         """Get everything ready; nothing has happened and nothing is held before `commit`. Raises OSError."""
@@ -58,12 +61,17 @@ class Keeper:
         self._output: int | None = None
         self._watched_stdin: int | None = None
         namespaces.adopt_orphans()
-        self._wake = self._wake_on_children()
+        self.children, self._wake = self._wake_on_children()
 
     def fork_ahead(self, sandbox: dict[str, Any] | None) -> None:
         """Make the process that will be the command. What cannot be started is found out again when it is to begin."""
         with contextlib.suppress(child.NotStarted, OSError):
             self._waiting = child.prepare(self._launch, sandbox)
+
+    def look_ahead(self) -> None:
+        """Let what `fork_ahead` made be gone when it died, such as with its sandbox: that ends only without it."""
+        if self._waiting is not None and self._waiting.gone():
+            self._waiting = None
 
     def leave(self) -> None:
         """Go without having done anything. Not after a `commit` that went well."""
@@ -77,8 +85,7 @@ class Keeper:
 
         Raises OSError; FileExistsError when it was begun before.
         """
-        if self._waiting is not None and self._waiting.gone():
-            self._waiting = None
+        self.look_ahead()
         files.check_room(self._directory)
         if files.read_bit(self._directory) is not None:
             raise FileExistsError(files.BIT)
@@ -111,14 +118,14 @@ class Keeper:
         self._finish(ending.of(self._reason, self._leader.ended), started_at=_text(self._started))
         os.close(self._wake)
 
-    def _wake_on_children(self) -> int:
+    def _wake_on_children(self) -> tuple[int, int]:
         hear, wake = os.pipe()
         os.set_blocking(hear, False)
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._selector.register(hear, selectors.EVENT_READ, lambda: os.read(hear, 4096))
-        return wake
+        return hear, wake
 
     def _start(self, sandbox: dict[str, Any] | None) -> child.Started:
         if self._waiting is None:
