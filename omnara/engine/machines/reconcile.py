@@ -28,6 +28,12 @@ UNRECOVERABLE: Final = "local_action_outcome_unrecoverable"
 NOT_DELIVERED: Final = "process_action_not_delivered"
 ALREADY_STOPPED: Final = "already_stopped"
 
+PAYLOADS_BYTES: Final = 512 * 1024
+"""Of writes that one answer has done: a daemon refuses an answer over a mebibyte, and would register for ever.
+
+Source: machines.md §2 (responses), §7 (131,072 bytes each).
+"""
+
 Disposition = Literal["close_preparation", "start", "retain", "release"]
 
 
@@ -42,13 +48,17 @@ class Decision(msgspec.Struct, frozen=True):
     contradicts: bool = False
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """The answer to a registration, and what it changes: ends of processes and of actions."""
+class Plan(msgspec.Struct):
+    """The answer to a registration, and what it changes: ends of processes and of actions.
+
+    `room`: bytes of payloads that the answer may still have.
+    """
 
     directives: list[ProcessDirective]
     processes: list[Ending]
     actions: list[Ending]
     contradictions: list[str]
+    room: int = PAYLOADS_BYTES
 
 
 def resolved_of(claims: Sequence[ProcessClaim], held: Sequence[HeldProcess]) -> dict[UUID, int]:
@@ -178,7 +188,11 @@ def _actions(
                 made.actions.append(Ending(action.id, "unknown", UNRECOVERABLE))
             continue
         local = locals_.pop(encode(IdKind.PROCESS_ACTION, action.id), None)
-        disposition, end = decide_action(action, local, live=claim.supervisor_live, deliverable=deliverable)
+        size = len(action.payload.encode())
+        fits = deliverable and size <= made.room
+        disposition, end = decide_action(action, local, live=claim.supervisor_live, deliverable=fits)
+        if disposition == "apply":
+            made.room -= size
         if end is not None:
             made.actions.append(Ending(action.id, *end))
         if disposition is not None:
