@@ -19,7 +19,7 @@ INVALIDATED = "tool_authorization_invalidated"
 async def invalidated(tx: Transaction, machine: BoundMachine) -> ToolResult | None:
     """Return the result of a call that was allowed before its agent got this machine; else None.
 
-    Only for a machine that is newer than the call there is a query. A sandbox is made by the command itself: it was meant.
+    Only for a machine that is newer than the call there is a query. A sandbox is made by its command, so it was meant.
     """
     if machine.bound_at <= tx.asked_at or machine.source_key == SANDBOX:
         return None
