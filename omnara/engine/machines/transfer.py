@@ -17,6 +17,7 @@ import msgspec
 
 from omnara.clock import Deadline
 from omnara.db import agents, bindings, calls, machine_calls
+from omnara.db.agents import HotRow
 from omnara.db.bindings import BoundMachine
 from omnara.db.connection import Connection
 from omnara.db.machine_calls import NewProcess
@@ -87,23 +88,7 @@ async def begin(
         away = unreachable(machine, deps.settings.machine_grace_s)
         if away is not None:
             return away
-        new = NewProcess(  # noqa: S604 - the name of a shell on a machine
-            id=new_uuid(),
-            agent_id=agent_id,
-            project_id=hot.project_id,
-            machine_id=machine.machine_id,
-            binding_id=machine.binding_id,
-            tool_call_id=call_id,
-            purpose=purpose,
-            command=command,
-            shell="default",
-            io_mode="pipe",
-            cwd=domain.working_directory("", machine.cwd, machine.machine_cwd),
-            env="{}",
-            secret_env="{}",  # noqa: S106 - an empty object
-            wait_ms=wait_ms,
-            timeout_seconds=round(LIMIT_S),
-        )
+        new = _process(hot, machine, call_id, purpose=purpose, command=command, wait_ms=wait_ms)
         if not await machine_calls.insert_process(connection, new, most=domain.MAX_LIVE_PER_AGENT):
             return failed("There are too many processes that are not over.", "agent_process_limit_reached")
         return new.id, machine
@@ -113,6 +98,28 @@ async def begin(
         return begun
     deps.hints.machines((begun[1].machine_id,))
     return Transfer(deps, begun[0], begun[1])
+
+
+def _process(
+    hot: HotRow, machine: BoundMachine, call_id: UUID, *, purpose: str, command: str, wait_ms: int
+) -> NewProcess:
+    return NewProcess(  # noqa: S604 - the name of a shell on a machine
+        id=new_uuid(),
+        agent_id=hot.agent_id,
+        project_id=hot.project_id,
+        machine_id=machine.machine_id,
+        binding_id=machine.binding_id,
+        tool_call_id=call_id,
+        purpose=purpose,
+        command=command,
+        shell="default",
+        io_mode="pipe",
+        cwd=domain.working_directory("", machine.cwd, machine.machine_cwd),
+        env="{}",
+        secret_env="{}",  # noqa: S106 - an empty object
+        wait_ms=wait_ms,
+        timeout_seconds=round(LIMIT_S),
+    )
 
 
 class Transfer:

@@ -126,9 +126,6 @@ def labels_of(machine: MachineSpec) -> dict[str, str]:
 
 def container_config(machine: MachineSpec, pool: DockerConfig, image: str) -> dict[str, Any]:
     """Return the engine's configuration of a machine's container. No environment of the machine is in it."""
-    memory = (machine.memory_mb or DEFAULT_MEMORY_MB) * _MIB
-    user, group = owner_of(pool)
-    mine = f"uid={user},gid={group}"
     return {
         "Image": image,
         "User": pool.user,
@@ -145,24 +142,31 @@ def container_config(machine: MachineSpec, pool: DockerConfig, image: str) -> di
             "Timeout": 10 * _SECOND,
             "Retries": 3,
         },
-        "HostConfig": {
-            "Init": True,
-            "RestartPolicy": {"Name": "no"},
-            "NanoCpus": (machine.cpu or DEFAULT_CPU) * _SECOND,
-            "Memory": memory,
-            "MemorySwap": memory,
-            "PidsLimit": pool.pids_limit,
-            "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges"],
-            "ReadonlyRootfs": True,
-            "NetworkMode": pool.network,
-            "IpcMode": "private",
-            "LogConfig": {"Type": "none"},
-            "Mounts": [{"Type": "volume", "Source": machine.allocation_name, "Target": HOME_VOLUME}],
-            "Tmpfs": {
-                "/tmp": f"rw,exec,nosuid,nodev,size={pool.tmp_mb}m,mode=1777",  # noqa: S108 - the container's own
-                TRANSIENT: f"rw,noexec,nosuid,nodev,size=64m,mode=0700,{mine}",
-            },
+        "HostConfig": _host_config(machine, pool),
+    }
+
+
+def _host_config(machine: MachineSpec, pool: DockerConfig) -> dict[str, Any]:
+    """Return what the container may take of its host, and what it may not do."""
+    memory = (machine.memory_mb or DEFAULT_MEMORY_MB) * _MIB
+    user, group = owner_of(pool)
+    return {
+        "Init": True,
+        "RestartPolicy": {"Name": "no"},
+        "NanoCpus": (machine.cpu or DEFAULT_CPU) * _SECOND,
+        "Memory": memory,
+        "MemorySwap": memory,
+        "PidsLimit": pool.pids_limit,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": True,
+        "NetworkMode": pool.network,
+        "IpcMode": "private",
+        "LogConfig": {"Type": "none"},
+        "Mounts": [{"Type": "volume", "Source": machine.allocation_name, "Target": HOME_VOLUME}],
+        "Tmpfs": {
+            "/tmp": f"rw,exec,nosuid,nodev,size={pool.tmp_mb}m,mode=1777",  # noqa: S108 - the container's own
+            TRANSIENT: f"rw,noexec,nosuid,nodev,size=64m,mode=0700,uid={user},gid={group}",
         },
     }
 
