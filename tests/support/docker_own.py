@@ -87,6 +87,8 @@ async def own_engine(*options: str) -> AsyncIterator[OwnEngine]:
             yield engine
         finally:
             engine.stop()
+            # One that keeps its containers alive, or was killed once, leaves its directory mounted on itself.
+            subprocess.run(["umount", f"{name}/data"], check=False, capture_output=True)
 
 
 __all__ = ["BUSYBOX_IMAGE", "OwnEngine", "own_engine"]
