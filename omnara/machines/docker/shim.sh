@@ -75,6 +75,15 @@ trim() {
   done
 }
 
+drained() { # whether pump $1 waits for more: its child sleeps only when it has read, and kept, all that there was
+  for f in /proc/[0-9]*/stat; do
+    read -r l <"$f" || continue
+    l=${l##*) }
+    set -- "$1" $l
+    if [ "$2" = S ] && [ "$3" = "$1" ]; then return 0; fi
+  done
+  return 1
+}
 launch() { # the command itself, in a session of its own, with nothing of our environment
   # In a subshell, whose redirections are its own: else the shell's word about a signal would become output.
   case $2 in
@@ -95,6 +104,7 @@ supervise() { # one command from its start to its record
 }
 pumped() {
   pump "$1" <"$T/p/$1/out" &
+  pump=$!
   # Standard input stays open while this one lives; a byte into `hold` ends it.
   { read -r _ <&5; } 5<>"$T/p/$1/hold" 6>"$T/p/$1/in" 7>&- &
   watch=
@@ -107,12 +117,15 @@ pumped() {
   if read -r _ g _ <"$T/p/$1/pg" && kill -0 "-$g"; then end_group "$g"; fi
   printf '\n' 1<>"$T/p/$1/hold"
   # What was written before the end belongs to the result; what still holds the pipe in another session does not delay it.
-  if [ ! -e "$T/p/$1/done" ]; then
+  tries=0
+  while [ ! -e "$T/p/$1/done" ] && [ $tries -lt 20 ]; do
     { sleep 0.3; printf 't\n' >&7; } &
     late=$!
     read -r _ <&7
     kill "$late"
-  fi
+    drained "$pump" && break
+    tries=$((tries + 1))
+  done
   conclude "$1" "$code"
 }
 conclude() {
