@@ -16,7 +16,7 @@ from omnara.machines.posix.keeper.talk import message
 from omnara.machines.posix.launcher import Launcher
 from omnara.machines.posix.store import Store
 from omnara.machines.posix.terms import Sandbox
-from omnara.machines.posix.threads import in_thread
+from omnara.machines.posix.threads import at_once, in_thread
 from omnara.machines.processes import HomeFull, HomeLost
 
 __all__ = ["Beginnings", "Keeper"]
@@ -109,11 +109,11 @@ class Beginnings:
         ours, theirs = socket.socketpair()
         ours.send(message({"op": "ready", "sandbox": None if sandbox is None else {"pid": sandbox}}))
         ours.setblocking(False)
-        launching = asyncio.ensure_future(in_thread(self._launch, process_id, theirs))
         try:
-            begun = await asyncio.shield(launching)
+            begun = at_once(self._launch_at_once, process_id, theirs)
+            if begun is None:
+                begun = await self._launch_in_thread(process_id, theirs)
         except BaseException:
-            await asyncio.gather(launching, return_exceptions=True)  # it is using the descriptors, for a moment
             ours.close()
             raise
         finally:
@@ -122,6 +122,23 @@ class Beginnings:
             ours.close()
             return None
         return Keeper(ours, sandbox)
+
+    async def _launch_in_thread(self, process_id: str, connection: socket.socket) -> bool:
+        launching = asyncio.ensure_future(in_thread(self._launch, process_id, connection))
+        try:
+            return await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            await asyncio.gather(launching, return_exceptions=True)  # it is using the descriptors, for a moment
+            raise
+
+    def _launch_at_once(self, process_id: str, connection: socket.socket) -> bool | None:
+        """As `_launch`, but None where that would block: there is no fork server, or it has a lot to do."""
+        with self._store.opened(process_id) as fd:
+            if fd is None:
+                raise KeyError(process_id)
+            if files.read_bit(fd) is not None:
+                return True
+            return False if self._launcher.launch_at_once(fd, connection) else None
 
     def _launch(self, process_id: str, connection: socket.socket) -> bool:
         """Have a keeper started for what was not begun. True: it was. Blocks."""

@@ -23,7 +23,7 @@ from omnara.machines.posix.launcher import Launcher
 from omnara.machines.posix.records import checked
 from omnara.machines.posix.store import Store
 from omnara.machines.posix.terms import Limits, Sandbox, User
-from omnara.machines.posix.threads import in_thread
+from omnara.machines.posix.threads import at_once, in_thread
 from omnara.machines.processes import (
     ActionKind,
     ActionOutcome,
@@ -110,7 +110,10 @@ class PosixHome:
         return record
 
     async def _record(self, process_id: str) -> ProcessRecord:
-        record = await in_thread(self._store.record, process_id)
+        return self._known(await in_thread(self._store.record, process_id), process_id)
+
+    @staticmethod
+    def _known(record: ProcessRecord | None, process_id: str) -> ProcessRecord:
         if record is None:
             raise KeyError(process_id)
         return record
@@ -124,7 +127,7 @@ class PosixHome:
                 return await self.watch(process_id, 0, max(0.0, deadline - time.monotonic()))
             with keeper.line:
                 if await self._committed(keeper, process_id, deadline):
-                    return await self._record(process_id)
+                    return self._known(at_once(self._store.record, process_id), process_id)
         raise HomeLost(f"{process_id} could not be started: its keeper died {_LAUNCHES} times")
 
     @staticmethod

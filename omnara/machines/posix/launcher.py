@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -48,6 +49,23 @@ class Launcher:
                         raise
                 else:
                     return
+
+    def launch_at_once(self, directory: int, connection: socket.socket) -> bool:
+        """Do the same if that takes no time; False when `launch` has to. For the event loop."""
+        if not self._guard.acquire(blocking=False):
+            return False
+        try:
+            if self._server is None or self._server.poll() is not None or self._line is None:
+                return False
+            if not select.select([], [self._line], [], 0)[1]:
+                return False
+            passed = array.array("i", [connection.fileno(), directory])
+            self._line.sendmsg([b"k"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        except OSError:
+            return False
+        finally:
+            self._guard.release()
+        return True
 
     def warm(self) -> None:
         """Start the fork server if there is none, without need: where that fails, `launch` will say so."""

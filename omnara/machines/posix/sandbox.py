@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from omnara.machines.posix.keeper import files, identity
 from omnara.machines.processes import HomeLost
@@ -75,6 +76,13 @@ def _system() -> list[str]:
     return arguments
 
 
+class First(NamedTuple):
+    """The first process of a sandbox, with the time of its start, by which it is known again."""
+
+    pid: int
+    start: str
+
+
 class Bubblewrap:
     """One machine's sandbox. Implements `omnara.machines.posix.Sandbox`.
 
@@ -90,12 +98,15 @@ class Bubblewrap:
         self._etc = etc
         self._network = network
         self._look_s = look_s
+        self._first: First | None = None
 
     async def enter(self) -> int:
         """Return the first process inside, begun if need be. Raises HomeLost."""
-        return await asyncio.to_thread(self._enter)
+        if self._first is None or not identity.runs(*self._first):
+            self._first = await asyncio.to_thread(self._enter)
+        return self._first.pid
 
-    def _enter(self) -> int:
+    def _enter(self) -> First:
         self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory = os.open(self._state, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -106,13 +117,13 @@ class Bubblewrap:
             os.close(directory)
 
     @staticmethod
-    def _living(directory: int) -> int | None:
+    def _living(directory: int) -> First | None:
         kept = files.read_json(directory, _KEPT)
         if kept is None or kept["boot"] != identity.boot_id() or not identity.runs(kept["pid"], kept["start"]):
             return None
-        return int(kept["pid"])
+        return First(int(kept["pid"]), str(kept["start"]))
 
-    def _begin(self, directory: int) -> int:
+    def _begin(self, directory: int) -> First:
         lock = os.open(_LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600, dir_fd=directory)
         with open(lock) as held:
             fcntl.flock(held, fcntl.LOCK_EX)  # whoever has it needs milliseconds, and loses it by dying
@@ -122,12 +133,13 @@ class Bubblewrap:
             told, tell = os.pipe()
             with open(tell, "wb", buffering=0) as keep, open(told) as hears:
                 pid = self._run(hears.fileno())
-                who = {"pid": pid, "start": identity.start_time(pid), "boot": identity.boot_id()}
+                first = First(pid, str(identity.start_time(pid)))
+                who = {**first._asdict(), "boot": identity.boot_id()}
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(_KEPT, dir_fd=directory)
                 files.write_file(directory, _KEPT, json.dumps(who).encode())
                 keep.write(b"kept\n")
-            return pid
+            return first
 
     def _run(self, hears: int) -> int:
         told, tell = os.pipe()
@@ -191,10 +203,10 @@ class Bubblewrap:
         except FileNotFoundError:
             return
         try:
-            pid = self._living(directory)
-            if pid is not None:
+            first = self._living(directory)
+            if first is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(first.pid, signal.SIGKILL)
         finally:
             os.close(directory)
 
