@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from omnara.api.server import ApiRunner, build_app, build_hub
@@ -9,7 +11,6 @@ from omnara.app.addresses import address_check, allow_list
 from omnara.app.hints import HintService
 from omnara.app.identity import IdentityService
 from omnara.app.listeners import Listener, api_limits
-from omnara.app.places import sites_of
 from omnara.app.pools import Pools
 from omnara.db.bus import LocalBus
 from omnara.db.connection import ConnectSettings
@@ -28,6 +29,7 @@ from omnara.fleet.provisioner import Provisioner
 from omnara.fleet.reached import Reached
 from omnara.fleet.sessions import Sessions
 from omnara.fleet.sweeps import MachineSweep
+from omnara.machines.providers.places import PLACES, Place, sites_of
 from omnara.maintenance import Emptying, OrphanSweep, Upkeep
 from omnara.metrics import Metrics
 from omnara.providers.gateway import ModelGateway
@@ -55,7 +57,13 @@ def build_gateway(settings: Settings) -> ModelGateway:
 
 
 def build(
-    settings: Settings, database: ConnectSettings, ring: KeyRing, metrics: Metrics, gateway: ModelGateway
+    settings: Settings,
+    database: ConnectSettings,
+    ring: KeyRing,
+    metrics: Metrics,
+    gateway: ModelGateway,
+    *,
+    places: Mapping[str, Place] = PLACES,
 ) -> Parts:
     """Build the parts of a process without touching database or network.
 
@@ -84,6 +92,7 @@ def build(
         settings=settings,
         metrics=metrics,
         blobs=Blobs(None if settings.artifact_store is None else open_objects(settings.artifact_store)),
+        places=places,
     )
     services: list[Service] = [pools, *([IdentityService(identity)] if works else [])]
     services += [hints, FeedLink(feed, hints.sender, hints.bus)]
@@ -117,7 +126,7 @@ def build(
 def _fleet(deps: Deps, bus: LocalBus, sessions: Sessions, identity: Identity) -> list[Service]:
     """The makers and drivers of pool machines, for the places that this process comes to reach."""
     times = Times()
-    reached = Reached(deps, sites_of(deps.settings), lambda: identity.worker_id, times)
+    reached = Reached(deps, sites_of(deps.places.values(), deps.settings), lambda: identity.worker_id, times)
     provisioner = Provisioner(deps, bus, reached, lambda: identity.worker_id, times)
     driver = Driver(deps, bus, sessions, reached, lambda: identity.worker_id)
     identity.listen(driver)

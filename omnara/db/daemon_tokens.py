@@ -49,6 +49,11 @@ async def count(connection: Connection, machine_id: UUID) -> int:
     return found
 
 
+async def trim(connection: Connection, machine_id: UUID, most: int, reason: str) -> None:
+    """Make all but the newest `most` tokens of a locked machine worthless."""
+    await connection.execute(_SQL["trim_tokens"], machine_id, most, reason)
+
+
 async def list_tokens(
     connection: Connection, machine_id: UUID, after: tuple[datetime, UUID] | None, limit: int
 ) -> list[DaemonTokenRow]:

@@ -57,6 +57,14 @@ class DrivenHere(msgspec.Struct, frozen=True):
     claim_token: int
 
 
+class SilentDaemon(msgspec.Struct, frozen=True):
+    """An active machine whose own daemon is away. `never`: none came to its place, which is `made_s` seconds old."""
+
+    machine: PlacedMachine
+    never: bool
+    made_s: float
+
+
 async def claim_due(
     connection: Connection,
     worker_id: UUID,
@@ -141,6 +149,19 @@ async def driven_here(connection: Connection, worker_id: UUID, provider: str, ho
     return [DrivenHere(*row) for row in await connection.fetch(_SQL["driven_here"], worker_id, provider, host)]
 
 
+async def silent_daemons(
+    connection: Connection, reach: Sequence[tuple[str, str]], after: UUID, daemon_s: float
+) -> list[SilentDaemon]:
+    """Return some machines of these places, after an id, whose own daemon is out of reach."""
+    rows = await connection.fetch(_SQL["silent_daemons"], *_pairs(reach), after, None, daemon_s)
+    return [_silent(row) for row in rows]
+
+
+async def is_silent(connection: Connection, machine_id: UUID) -> bool:
+    """Whether the daemon of an active machine that nobody drives is out of reach."""
+    return bool(await connection.fetch(_SQL["silent_daemons"], [], [], UUID(int=0), machine_id, 0.0))
+
+
 async def live_machines(connection: Connection, machine_ids: Collection[UUID]) -> set[UUID]:
     """Return which of these machines are not deleted."""
     return {row[0] for row in await connection.fetch(_SQL["live_machines"], list(machine_ids))}
@@ -190,6 +211,12 @@ async def machine_at(connection: Connection, machine_id: UUID) -> PlacedMachine 
     """Return a pool machine, without a claim on it."""
     row = await connection.fetchrow(_SQL["machine_at"], machine_id)
     return None if row is None else _machine(row)
+
+
+def _silent(row: asyncpg.Record) -> SilentDaemon:
+    values = dict(row)
+    never, made_s = values.pop("never"), values.pop("made_s")
+    return SilentDaemon(PlacedMachine(**values), never, made_s)
 
 
 def _machine(row: asyncpg.Record) -> PlacedMachine:

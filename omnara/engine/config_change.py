@@ -61,7 +61,9 @@ async def change_agent_config(
     draft = draft_of(deps, source, source_format)
 
     async def work(connection: Connection) -> ChangedConfig:
-        return await _change(connection, p, agent, draft, (source, source_format), expected_current_config_id, key)
+        return await _change(
+            deps, connection, p, agent, draft, (source, source_format), expected_current_config_id, key
+        )
 
     changed = await deps.db.run(work)
     if not changed.replayed:
@@ -77,6 +79,7 @@ async def _check(deps: Deps, p: Principal, path: AgentPath) -> AgentRef:
 
 
 async def _change(
+    deps: Deps,
     connection: Connection,
     p: Principal,
     agent: AgentRef,
@@ -86,10 +89,11 @@ async def _change(
     key: str | None,
 ) -> ChangedConfig:
     project = ProjectScope(agent.org_id, agent.project_id)
-    await lock_for_change(connection, agent.id, await resolve_sources(connection, project, draft.machine_sources))
+    sources = await resolve_sources(connection, project, draft.machine_sources, deps.places)
+    await lock_for_change(connection, agent.id, sources)
     appending = await Appending.lock(connection, agent.id)
     hot = appending.hot
-    config = (await store_draft(connection, project, draft, *source)).config
+    config = (await store_draft(deps, connection, project, draft, *source)).config
     actor_id = await actor_for(connection, p, project, None)
     used = None if key is None else await inputs.find_by_key(connection, agent.id, key)
     if used is not None:

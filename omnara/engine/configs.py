@@ -79,7 +79,7 @@ async def create_config(
     draft = draft_of(deps, source, source_format)
 
     async def work(connection: Connection) -> CreatedConfig:
-        return await store_draft(connection, project, draft, source, source_format)
+        return await store_draft(deps, connection, project, draft, source, source_format)
 
     return await deps.db.run(work)
 
@@ -114,10 +114,10 @@ def draft_of(
 
 
 async def store_draft(
-    connection: Connection, project: ProjectScope, draft: Draft, source: str, source_format: SourceFormat
+    deps: Deps, connection: Connection, project: ProjectScope, draft: Draft, source: str, source_format: SourceFormat
 ) -> CreatedConfig:
     """Resolve the model of a draft and store the config in the caller's transaction. Raises InvalidRequest."""
-    model, result = await _resolve(connection, project, draft)
+    model, result = await _resolve(deps, connection, project, draft)
     kept_source = clean_text(source)
     new = NewConfig(
         id=new_uuid(),
@@ -135,7 +135,9 @@ async def store_draft(
     return CreatedConfig(created, ConfigView(row, model, effective_limits(model, result.definition)))
 
 
-async def _resolve(connection: Connection, project: ProjectScope, draft: Draft) -> tuple[ModelRow, Compiled]:
+async def _resolve(
+    deps: Deps, connection: Connection, project: ProjectScope, draft: Draft
+) -> tuple[ModelRow, Compiled]:
     named = draft.model
     model = await _named(connection, project, named.provider_config, named.name, "model")
     problems = _model_problems(model, draft)
@@ -150,7 +152,7 @@ async def _resolve(connection: Connection, project: ProjectScope, draft: Draft) 
         reasoning=named.reasoning,
         fallback_model_ids=await _fallbacks(connection, project, draft, first),
     )
-    sources = await resolve_sources(connection, project, draft.machine_sources)
+    sources = await resolve_sources(connection, project, draft.machine_sources, deps.places)
     return model, compiled(Definition("v1", draft.instruction, choice, draft.tools, draft.temperature, sources))
 
 

@@ -13,6 +13,7 @@ from uuid import UUID
 from omnara.db.pool import ApiPool
 from omnara.engine.artifacts_store import Blobs
 from omnara.engine.feed import Feed
+from omnara.machines.providers.places import PLACES, Place
 from omnara.metrics import Metrics
 from omnara.settings import Settings
 from omnara.tools.protocol import Tool
@@ -43,7 +44,7 @@ class Hints(Protocol):
 class Deps:
     """Everything with a life of its own that the engine uses. `registry`: the built-in tools by name.
 
-    `blobs`: the contents of files.
+    `blobs`: the contents of files. `places`: where machines of pools can be, by the names that pools give.
     """
 
     db: ApiPool
@@ -56,6 +57,7 @@ class Deps:
     settings: Settings
     metrics: Metrics
     blobs: Blobs = field(default_factory=Blobs)
+    places: Mapping[str, Place] = field(default_factory=lambda: PLACES)
 
 
 def announce(deps: Deps, agent_id: UUID, *, events: bool = False, ready: bool = False, taken: bool = False) -> None:

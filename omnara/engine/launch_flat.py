@@ -75,7 +75,7 @@ async def launch_flat(deps: Deps, p: Principal, project: ProjectScope, request: 
     draft = draft_of(deps, source, "json", shown_as=_SHOWN_AS)
 
     async def work(connection: Connection) -> Launched:
-        config = (await store_draft(connection, project, draft, source, "json")).config
+        config = (await store_draft(deps, connection, project, draft, source, "json")).config
         return await launch(connection, p, project, config, new)
 
     return announce_launch(deps, await deps.db.run(work))

@@ -163,7 +163,7 @@ class Driver:
             self._drive(claim)
 
     async def _claim(self, connection: Connection, worker_id: UUID) -> list[MachineClaim]:
-        reach = self._places.reach()
+        reach = self._places.driven()
         now = monotonic()
         self._cooling = {machine_id: until for machine_id, until in self._cooling.items() if until > now}
         if not reach or self._stopping:

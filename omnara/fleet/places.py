@@ -22,8 +22,9 @@ class Closable(Protocol):
 class Places(Protocol):
     """The places that this replica reaches. For a claim that is held; each method reads the machine's row itself."""
 
-    def reach(self) -> Sequence[tuple[str, str]]:
-        """Return pairs of provider and host, as machines name them; an empty host for those that name none."""
+    def driven(self) -> Sequence[tuple[str, str]]:
+        """Return pairs of provider and host whose machines have no daemon of their own; an empty host stands for
+        machines that name none."""
         ...
 
     async def open_home(self, claim: MachineClaim) -> Home:

@@ -7,18 +7,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
+import msgspec
+
 from omnara import probes
 from omnara.db.provisioning import PlacedMachine
 from omnara.engine.deps import Deps
 from omnara.engine.machines import idle, provisioning
 from omnara.engine.machines.provisioning import Times
-from omnara.errors import Unavailable
+from omnara.errors import Gone, Unavailable
 from omnara.fleet.reached import Reached
 from omnara.log import get_logger
 from omnara.machines.providers.protocol import (
+    DaemonAccess,
     HomeProvider,
     InvalidOptions,
     MachineSpec,
+    Provider,
     ProviderUnavailable,
     ProvisionFailed,
     Resource,
@@ -66,21 +70,31 @@ class Jobs:
         else:
             await self._made(provider, spec, claimed, resource)
 
-    async def _provision(self, provider: HomeProvider, spec: MachineSpec, claimed: PlacedMachine) -> Resource:
+    async def _provision(self, provider: Provider, spec: MachineSpec, claimed: PlacedMachine) -> Resource:
         """Fetch what is needed, with all the time that takes, and make the place within the provider's limit."""
         async with self._held(claimed):
             await provider.prepare(spec)
-        if not await provisioning.hold(self._deps, claimed, self._times):
-            raise ProvisionFailed("the machine went another way")
+        spec = await self._begun(provider, spec, claimed)
         try:
             async with asyncio.timeout(provider.provision_timeout_s):
                 return await provider.provision(spec)
+        except (ProviderUnavailable, ProvisionFailed) as error:
+            _keep_secret(error, spec)
+            raise
         except TimeoutError as error:
             raise ProvisionFailed(f"it was not made within {provider.provision_timeout_s:.0f} s") from error
 
-    async def _made(
-        self, provider: HomeProvider, spec: MachineSpec, claimed: PlacedMachine, resource: Resource
-    ) -> None:
+    async def _begun(self, provider: Provider, spec: MachineSpec, claimed: PlacedMachine) -> MachineSpec:
+        """Hold the claim, and add to the machine what a daemon of its own needs."""
+        driven = isinstance(provider, HomeProvider)
+        url = "" if driven else self._reached.public_url()
+        try:
+            token = await provisioning.begin(self._deps, claimed, self._times, with_token=not driven)
+        except Gone as error:
+            raise ProvisionFailed(error.detail) from error
+        return spec if token is None else msgspec.structs.replace(spec, daemon=DaemonAccess(url, token.text))
+
+    async def _made(self, provider: Provider, spec: MachineSpec, claimed: PlacedMachine, resource: Resource) -> None:
         if await provisioning.completed(self._deps, claimed, resource):
             probes.hit("machine_made", machine_id=claimed.id, generation=claimed.generation)
             return
@@ -104,7 +118,9 @@ class Jobs:
     async def wake(self, machine: PlacedMachine) -> None:
         """Wake a sleeping machine that has something to do; one whose place is gone gets another."""
         try:
-            if await self._woken(machine):
+            if not isinstance(self._reached.provider(machine.provider), HomeProvider):
+                await self._wake_daemon(machine)
+            elif await self._woken(machine):
                 await idle.woken(self._deps, machine)
                 probes.hit("machine_woken", machine_id=machine.id)
             elif not await self._reached.replace_lost(machine):
@@ -113,6 +129,15 @@ class Jobs:
             log.warning("what became of a machine could not be written", machine_id=str(machine.id), error=str(error))
         except Exception as error:  # one machine's trouble is not the others'; its attempt runs out
             log.error("waking a machine failed", machine_id=str(machine.id), exc_info=error)
+
+    async def _wake_daemon(self, machine: PlacedMachine) -> None:
+        """Wake a machine whose daemon then registers, which is what ends the sleep: until then it is being woken."""
+        if await self._reached.replace_lost(machine):
+            return
+        if await self._woken(machine):
+            probes.hit("machine_woken", machine_id=machine.id)
+        else:
+            await idle.wake_failed(self._deps, machine)
 
     async def _woken(self, machine: PlacedMachine) -> bool:
         try:
@@ -142,3 +167,9 @@ class Jobs:
         finally:
             holding.cancel()
             await asyncio.wait((holding,))
+
+
+def _keep_secret(error: Exception, spec: MachineSpec) -> None:
+    """Take a daemon's token out of what a provider says: that is stored, and shown to people and models."""
+    if spec.daemon is not None:
+        error.args = tuple(str(each).replace(spec.daemon.token, "<token>") for each in error.args)

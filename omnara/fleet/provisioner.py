@@ -21,12 +21,13 @@ from omnara.engine.deps import Deps
 from omnara.engine.machines import idle, provisioning
 from omnara.engine.machines.provisioning import Times
 from omnara.errors import Unavailable
+from omnara.fleet.own_daemons import OwnDaemons
 from omnara.fleet.provision_jobs import Jobs
 from omnara.fleet.reached import Reached
 from omnara.ids import IdKind, InvalidPublicId, decode
 from omnara.log import get_logger
 from omnara.machines.providers.owned import Owned, SweptProvider
-from omnara.machines.providers.protocol import ProviderUnavailable
+from omnara.machines.providers.protocol import HomeProvider, ProviderUnavailable
 from omnara.service import Tasks
 
 __all__ = ["Provisioner"]
@@ -54,6 +55,7 @@ class Provisioner:
         self._worker_id = worker_id
         self._times = times
         self._jobs = Jobs(deps, reached, times)
+        self._own_daemons = OwnDaemons(deps, reached, times)
         self._tasks = Tasks()
         self._running: set[asyncio.Task[None]] = set()
         self._now = asyncio.Event()
@@ -163,16 +165,18 @@ class Provisioner:
                 for machine in driven:
                     if machine.resource_id not in alive:
                         await self._reached.mend(MachineClaim(machine.id, machine.claim_token, machine.generation))
+        await self._own_daemons.look()
         await self._lull()
 
     async def _lull(self) -> None:
-        names = [name for name, _ in self._reached.reach()]
+        names = [name for name, _ in self._reached.driven()]
         for machine_id in await idle.sleepy(self._deps, names):
             machine = await idle.fall_asleep(self._deps, machine_id, names)
             if machine is None or machine.resource_id is None:
                 continue
             self._deps.hints.machines((machine_id,))
             provider, spec = self._reached.provider(machine.provider), await self._reached.spec(machine)
+            assert isinstance(provider, HomeProvider), "the others' daemons go to sleep themselves"
             await provider.sleep(spec, machine.resource_id)
             async with self._deps.db.acquire() as connection:
                 awake = await db.is_awake(connection, machine)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 from uuid import UUID
 
 from omnara import probes
@@ -20,29 +19,16 @@ from omnara.engine.deps import Deps
 from omnara.engine.machines import provisioning
 from omnara.engine.machines.installation import installation_id
 from omnara.engine.machines.provisioning import Times, spec_of
+from omnara.errors import ConfigurationError
 from omnara.log import get_logger
+from omnara.machines.daemon.config import checked_url
 from omnara.machines.processes import Home, HomeLost
-from omnara.machines.providers.protocol import HomeProvider, MachineSpec, ProviderUnavailable
+from omnara.machines.providers.places import Site
+from omnara.machines.providers.protocol import HomeProvider, MachineSpec, Provider, ProviderUnavailable
 
-__all__ = ["Reached", "Site"]
+__all__ = ["Reached"]
 
 log = get_logger(__name__)
-
-
-class Site(Protocol):
-    """A provider as this process may come to reach it: made when it is needed, asked who it is when it was lost."""
-
-    @property
-    def name(self) -> str:
-        """What pools call the provider."""
-        ...
-
-    async def open(self) -> tuple[HomeProvider, str]:
-        """Return the provider and what `Resource.host` says of its machines. Raises ProviderUnavailable."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of the provider."""
 
 
 class Reached:
@@ -53,7 +39,7 @@ class Reached:
         self._sites = tuple(sites)
         self._worker_id = worker_id
         self._times = times
-        self._providers: dict[str, HomeProvider] = {}
+        self._providers: dict[str, Provider] = {}
         self._hosts: dict[str, str] = {}
         self._problems: dict[str, str] = {}
         self._installation: UUID | None = None
@@ -61,10 +47,14 @@ class Reached:
         """Machines that were found silent: since when, and when last."""
 
     def reach(self) -> Sequence[tuple[str, str]]:
-        """See `Places`."""
+        """Return pairs of provider and host, as machines name them, of all places."""
         return tuple(self._hosts.items())
 
-    def provider(self, name: str) -> HomeProvider:
+    def driven(self) -> Sequence[tuple[str, str]]:
+        """See `Places`."""
+        return tuple(pair for pair in self._hosts.items() if isinstance(self._providers[pair[0]], HomeProvider))
+
+    def provider(self, name: str) -> Provider:
         """Return a provider by the name that pools give. Raises LookupError for one that was never reached."""
         return self._providers[name]
 
@@ -74,12 +64,24 @@ class Reached:
             if site.name in self._hosts:
                 continue
             try:
-                self._providers[site.name], self._hosts[site.name] = await site.open()
+                provider, host = await site.open()
+                if not isinstance(provider, HomeProvider):
+                    self.public_url()
             except ProviderUnavailable as error:
                 self._tell(site.name, str(error))
             else:
+                self._providers[site.name], self._hosts[site.name] = provider, host
                 self._problems.pop(site.name, None)
                 log.info("machines can be made", provider=site.name, host=self._hosts[site.name])
+
+    def public_url(self) -> str:
+        """Return where daemons in machines of pools find this server. Raises ProviderUnavailable while they cannot."""
+        if self._deps.settings.public_url is None:
+            raise ProviderUnavailable("OMNARA_PUBLIC_URL is not set: the daemons there could not find this server")
+        try:
+            return checked_url(self._deps.settings.public_url)
+        except ConfigurationError as error:
+            raise ProviderUnavailable(f"OMNARA_PUBLIC_URL is of no use to daemons: {error}") from error
 
     def _tell(self, name: str, problem: str) -> None:
         """Say once why a site is out of reach: most servers have no engine, and need none."""
@@ -106,8 +108,10 @@ class Reached:
         machine = await self._claimed(claim)
         if machine is None or machine.resource_id is None:
             raise LookupError("the machine has moved on")
+        provider = self.provider(machine.provider)
+        assert isinstance(provider, HomeProvider), "only such machines are driven"
         try:
-            return await self.provider(machine.provider).open_home(await self.spec(machine), machine.resource_id)
+            return await provider.open_home(await self.spec(machine), machine.resource_id)
         except ProviderUnavailable as error:
             raise HomeLost(str(error)) from error
 
@@ -126,22 +130,20 @@ class Reached:
             return False
         self._silent.pop(machine.id, None)
         why = "its container ended" if state == "terminated" else "its container did not answer"
-        return await self._replace(machine, why)
+        return await self.replace(machine, _lost(why))
 
     async def replace_lost(self, machine: PlacedMachine) -> bool:
-        """Replace a sleeping machine's container if it is gone; False when it is there, or nobody can tell."""
+        """Replace a sleeping machine's place if it is gone; False when it is there, or nobody can tell."""
         try:
             state, _ = await self.provider(machine.provider).inspect(await self.spec(machine), machine.resource_id)
         except ProviderUnavailable:
             self.lose(machine.provider)
             return False
-        return state == "terminated" and await self._replace(machine, "its container ended while it slept")
+        return state == "terminated" and await self.replace(machine, _lost("its container ended while it slept"))
 
-    async def _replace(self, machine: PlacedMachine, why: str) -> bool:
-        done = await provisioning.replace(
-            self._deps, machine.id, machine.generation,
-            f"{why} and was replaced; what ran in it is lost, its files in the agent's directory are there",
-        )  # fmt: skip
+    async def replace(self, machine: PlacedMachine, why: str) -> bool:
+        """Let the next generation of a machine's place be made; False when somebody did that already."""
+        done = await provisioning.replace(self._deps, machine.id, machine.generation, why)
         if done:
             probes.hit("machine_replaced", machine_id=machine.id)
             log.warning("a machine is replaced", machine_id=str(machine.id), generation=machine.generation, why=why)
@@ -172,3 +174,7 @@ class Reached:
     async def close(self) -> None:
         """Let go of all places."""
         await asyncio.gather(*(site.close() for site in self._sites))
+
+
+def _lost(why: str) -> str:
+    return f"{why} and was replaced; what ran in it is lost, its files in the agent's directory are there"

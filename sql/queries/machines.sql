@@ -102,6 +102,13 @@ values ($1, $2, $3, $4, $5::jsonb, $6);
 -- How many tokens of a locked machine work. Index: machine_daemon_tokens_machine.
 select count(*)::integer from machine_daemon_tokens where machine_id = $1 and revoked_at is null;
 
+-- name: trim_tokens
+-- Make all but the newest $2 working tokens of a locked machine worthless. Index: machine_daemon_tokens_machine.
+update machine_daemon_tokens set revoked_at = statement_timestamp(), revoke_reason = $3
+where id = any(array(
+  select id from machine_daemon_tokens where machine_id = $1 and revoked_at is null
+  order by created_at desc, id desc offset $2));
+
 -- name: list_tokens
 -- A machine's tokens, revoked ones too, newest first, after a (time, id) key; with $5 that one. Index:
 -- machine_daemon_tokens_machine.

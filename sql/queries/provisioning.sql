@@ -121,6 +121,24 @@ select id, resource_id, generation, claim_token from machines
 where worker_id = $1 and lifecycle_state = 'active' and provider = $2 and coalesce(resource_host, '') = $3
   and asleep_since is null;
 
+-- name: silent_daemons
+-- Active machines of the places $1 and $2 (parallel) with an id after $3, or the machine $4, whose own daemon is out of
+-- reach, though its place was made more than $5 seconds ago: what the provider has to know, whether any daemon came since
+-- then, and for how long the place has been there. Index: machines_to_drive, machines_pkey, machine_runtimes_pkey.
+select m.id, m.org_id, m.provider, m.lifecycle_state, m.lifecycle_version, 0::bigint as claim_token, m.resource_id,
+  m.resource_host, m.generation, m.cwd, m.cpu, m.memory_mb, m.provider_options::text as options,
+  p.provider_config::text as config, m.provision_attempts, m.delete_attempts,
+  r.id is null or r.created_at < m.activated_at as never,
+  extract(epoch from statement_timestamp() - m.activated_at)::float8 as made_s
+from machines m join machine_pools p on p.id = m.pool_id left join machine_runtimes r on r.id = m.current_runtime_id
+where m.source_kind = 'pool' and m.lifecycle_state = 'active' and m.worker_id is null and m.asleep_since is null
+  and ($4::uuid is null or m.id = $4) and m.id > $3
+  and ($4 is not null or exists (select from unnest($1::text[], $2::text[]) as h (provider, host)
+                                  where h.provider = m.provider and h.host = coalesce(m.resource_host, '')))
+  and m.activated_at < statement_timestamp() - make_interval(secs => $5)
+  and (r.id is null or r.state = 'ended' or r.session_id is null or r.lease_expires_at < statement_timestamp())
+order by m.id limit 40;
+
 -- name: live_machines
 -- Which of these machines are not deleted. Index: machines_pkey.
 select id from machines where id = any($1::uuid[]) and deleted_at is null;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +22,7 @@ from omnara.db.connection import Connection, ConnectSettings
 from omnara.db.pool import ApiPool
 from omnara.engine.bootstrap import environment_providers, first_start
 from omnara.ids import IdKind, decode, encode, new_uuid
+from omnara.machines.providers.places import PLACES, Place
 from omnara.metrics import Metrics
 from omnara.settings import Address, Settings
 from omnara.testing import ModelServer, Strictness
@@ -178,7 +179,12 @@ def model_server(script: Script) -> ModelServer:
 
 @contextlib.asynccontextmanager
 async def api_server(
-    database: str, model: ModelServer | None = None, *, roles: frozenset[Any] | None = None, **settings: Any
+    database: str,
+    model: ModelServer | None = None,
+    *,
+    roles: frozenset[Any] | None = None,
+    places: Mapping[str, Place] = PLACES,
+    **settings: Any,
 ) -> AsyncIterator[ApiServer]:
     """Run a server with a model provider `anthropic`; at the end fail on every answer that the contract forbids."""
     token = tokens.generate(TokenKind.PERSONAL)
@@ -197,7 +203,7 @@ async def api_server(
     connect = ConnectSettings(dsn=database)
     first = await _set_up(connect, chosen, token.text)
     gateway = build_gateway(chosen)
-    parts = build(chosen, connect, RING, Metrics.create(), gateway)
+    parts = build(chosen, connect, RING, Metrics.create(), gateway, places=places)
     checker = Checker()
     for part in parts.services:
         if isinstance(part, Listener):

@@ -39,7 +39,7 @@ class Folders:
         self.opened = 0
         self.sql: Any = None
 
-    def reach(self) -> list[tuple[str, str]]:
+    def driven(self) -> list[tuple[str, str]]:
         return [("local", "here")]
 
     async def open_home(self, claim: MachineClaim) -> PosixHome:

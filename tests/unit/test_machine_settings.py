@@ -14,6 +14,7 @@ from omnara.engine.machines.pool_providers import check_provider, known_provider
 from omnara.engine.machines.pool_settings import applied, check_sizes, differing, narrowed
 from omnara.errors import InvalidRequest, Unprocessable
 from omnara.ids import new_uuid
+from omnara.machines.providers.places import PLACES
 
 some_size = st.none() | st.integers(1, 9)
 sizes = st.builds(Sizes, **dict.fromkeys(Sizes.__struct_fields__, some_size))
@@ -93,12 +94,12 @@ def test_changes_are_applied_and_compared_by_meaning() -> None:
 )
 def test_providers_that_there_are_not(name: str, error: Any) -> None:
     with pytest.raises(error):
-        known_provider(name)
+        known_provider(PLACES, name)
 
 
 def test_what_providers_take() -> None:
-    check_provider("docker", '{"image": "debian:12"}', "{}")
-    check_provider("local", "{}", '{"network": "none"}')
+    check_provider(PLACES, "docker", '{"image": "debian:12"}', "{}")
+    check_provider(PLACES, "local", "{}", '{"network": "none"}')
     for provider, config, options in (
         ("docker", '{"network": "host"}', "{}"),
         ("docker", '{"image": 1}', "{}"),
@@ -106,4 +107,4 @@ def test_what_providers_take() -> None:
         ("local", "{}", '{"network": "other"}'),
     ):
         with pytest.raises(InvalidRequest):
-            check_provider(provider, config, options)
+            check_provider(PLACES, provider, config, options)

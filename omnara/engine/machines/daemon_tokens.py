@@ -26,6 +26,7 @@ from omnara.ids import new_uuid
 
 MAX_TOKENS: Final = 20
 """Unrevoked ones of one machine. Source: machines.md §1."""
+SUPERSEDED: Final = "superseded"
 
 
 async def create_token(
@@ -63,6 +64,17 @@ async def add_token(
     )
     await daemon_tokens.add(connection, new)
     return token, await _found(connection, machine_id, new.id)
+
+
+async def mint(connection: Connection, org_id: UUID, machine_id: UUID, name: str) -> BearerToken:
+    """Make the token of an attempt to make a locked machine of a pool, in the caller's transaction.
+
+    Those of earlier attempts stay good, since their machine may be found to exist; of more than the cap, the oldest go.
+    Source: machines.md §12.
+    """
+    await daemon_tokens.trim(connection, machine_id, MAX_TOKENS - 1, SUPERSEDED)
+    token, _ = await add_token(connection, org_id, machine_id, name, {})
+    return token
 
 
 async def list_tokens(

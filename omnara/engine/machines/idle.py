@@ -21,7 +21,7 @@ from omnara.engine.machines.closing_down import end_pool_machine
 from omnara.engine.machines.completing import Told
 from omnara.engine.machines.provisioning import Times
 
-__all__ = ["claim_wakes", "fall_asleep", "remove_idle", "sleepy", "wake_failed", "woken"]
+__all__ = ["claim_wakes", "fall_asleep", "found_asleep", "remove_idle", "sleepy", "wake_failed", "woken"]
 
 IDLE: Final = "machine_idle"
 ASLEEP: Final = "machine_asleep"
@@ -83,6 +83,30 @@ async def fall_asleep(deps: Deps, machine_id: UUID, providers: Sequence[str]) ->
         return await deps.db.run(work)
     except _Awake:
         return None
+
+
+async def found_asleep(deps: Deps, machine: PlacedMachine) -> bool:
+    """Mark a machine as asleep that its place has suspended, so that what comes to be done on it wakes it.
+
+    False when something is to be done already, its daemon is back, or the machine went another way. Own transaction.
+    Raises Unavailable.
+    """
+
+    async def work(connection: Connection) -> bool:
+        found = await db.lock_lifecycle(connection, machine.id)
+        if found is None or (found.state, found.version) != ("active", machine.lifecycle_version):
+            return False
+        if not await db.is_silent(connection, machine.id):
+            return False
+        await runtimes.end_active(connection, machine.id, ASLEEP)
+        if await runtimes.has_pending_work(connection, machine.id):
+            raise _Awake
+        return await db.fall_asleep(connection, machine.id)
+
+    try:
+        return await deps.db.run(work)
+    except _Awake:
+        return False
 
 
 async def claim_wakes(connection: Connection, reach: Sequence[tuple[str, str]], times: Times) -> list[PlacedMachine]:

@@ -21,7 +21,7 @@ from omnara.db.listing import ListOrder
 from omnara.db.machine_pools import PoolRow, PoolSettings, PoolUsage, Sizes
 from omnara.engine.deps import Deps
 from omnara.engine.machines.environment import keep_secrets
-from omnara.engine.machines.pool_providers import check_provider, known_provider
+from omnara.engine.machines.pool_providers import check_provider, usable_provider
 from omnara.engine.machines.pool_settings import applied, check_sizes, differing, environment
 from omnara.engine.scope import org_in_scope
 from omnara.errors import Conflict, NotFound
@@ -69,9 +69,9 @@ async def create_pool(
     name with other settings or at the cap.
     """
     org_in_scope(p, org_id, OrgAction.MANAGE)
-    known_provider(provider)
+    usable_provider(deps.places, provider, deps.settings.public_url)
     settings = applied(PoolSettings(name="", max_total_machines=max_total_machines, sizes=Sizes()), fields)
-    _check(provider, settings)
+    _check(deps, provider, settings)
 
     async def work(connection: Connection) -> CreatedPool:
         await _keep(connection, org_id, settings)
@@ -116,7 +116,7 @@ async def update_pool(deps: Deps, p: Principal, org_id: UUID, pool_id: UUID, cha
             raise Conflict("the cluster keeps this machine pool; its sizes, environment and idle time may be changed")
         if not different:
             return row
-        _check(row.provider, settings)
+        _check(deps, row.provider, settings)
         if different & {"default_machine_secret_env", "provider_auth_secret_id"}:
             await _keep(connection, org_id, settings)
         if not await machine_pools.change(connection, pool_id, settings):
@@ -140,9 +140,9 @@ async def locked_pool(connection: Connection, org_id: UUID, pool_id: UUID) -> Po
     return await found_pool(connection, org_id, pool_id)
 
 
-def _check(provider: str, settings: PoolSettings) -> None:
+def _check(deps: Deps, provider: str, settings: PoolSettings) -> None:
     check_sizes(settings.sizes)
-    check_provider(provider, settings.provider_config, settings.default_machine_provider_options)
+    check_provider(deps.places, provider, settings.provider_config, settings.default_machine_provider_options)
 
 
 async def _keep(connection: Connection, org_id: UUID, settings: PoolSettings) -> None:

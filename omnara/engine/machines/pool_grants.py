@@ -56,7 +56,7 @@ async def create_grant(
 
     async def work(connection: Connection) -> CreatedPoolGrant:
         pool = await _given_away(connection, p, project.org_id, pool_id)
-        await _check(connection, project, pool, overrides)
+        await _check(deps, connection, project, pool, overrides)
         new = NewPoolGrant(
             id=new_uuid(), org_id=project.org_id, project_id=project.project_id, pool_id=pool_id, idempotency_key=key
         )
@@ -103,7 +103,7 @@ async def update_grant(
         pool = await locked_pool(connection, project.org_id, before.pool_id)
         before = await _found(connection, project, grant_id)
         overrides = applied(before.overrides, changes)
-        await _check(connection, project, pool, overrides)
+        await _check(deps, connection, project, pool, overrides)
         await machine_pools.change_grant(connection, grant_id, overrides)
         return await _found(connection, project, grant_id)
 
@@ -119,12 +119,14 @@ async def _given_away(connection: Connection, p: Principal, org_id: UUID, pool_i
     return await locked_pool(connection, org_id, pool_id)
 
 
-async def _check(connection: Connection, project: ProjectScope, pool: PoolRow, overrides: PoolOverrides) -> None:
+async def _check(
+    deps: Deps, connection: Connection, project: ProjectScope, pool: PoolRow, overrides: PoolOverrides
+) -> None:
     check_sizes(narrowed(pool.settings.sizes, overrides.sizes))
     options = msgspec.json.decode(pool.settings.default_machine_provider_options)
     options |= msgspec.json.decode(overrides.default_machine_provider_options_overlay)
     left = {name: value for name, value in options.items() if value is not None}
-    check_provider(pool.provider, pool.settings.provider_config, msgspec.json.encode(left).decode())
+    check_provider(deps.places, pool.provider, pool.settings.provider_config, msgspec.json.encode(left).decode())
     _, secrets = environment(overrides)
     await keep_secrets(connection, project.org_id, secrets.values(), project_id=project.project_id)
 

@@ -16,14 +16,17 @@ from uuid import UUID
 
 import msgspec
 
+from omnara.access.tokens import BearerToken
 from omnara.db import provisioning as db
 from omnara.db import runtimes
 from omnara.db.connection import Connection
 from omnara.db.provisioning import PlacedMachine
 from omnara.engine.deps import Deps
+from omnara.engine.machines import daemon_tokens
 from omnara.engine.machines.closing import close_machine
 from omnara.engine.machines.closing_down import end_pool_machine
 from omnara.engine.machines.completing import Told
+from omnara.errors import Gone
 from omnara.ids import IdKind, encode
 from omnara.machines.providers.protocol import MachineSpec, Resource
 
@@ -56,6 +59,10 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     upkeep_s: float = 60.0
     minute_s: float = 60.0
     """The unit of `delete_after_idle_minutes`."""
+    daemon_s: float = 10.0
+    """How long a daemon of a new place may take before anybody looks after it."""
+    startup_s: float = 300.0
+    """A machine to which no daemon came for so long is given up. Source: machines.md §4 (timers)."""
     stuck_s: float = 90.0
     """A machine that runs and cannot be spoken to for so long is replaced."""
 
@@ -93,6 +100,23 @@ async def hold(deps: Deps, claimed: PlacedMachine, times: Times) -> bool:
     """Keep a claim for another lease; False when it is not ours any more. Raises Unavailable."""
     async with deps.db.acquire() as connection:
         return await db.hold_claim(connection, claimed, times.claim_s)
+
+
+async def begin(deps: Deps, claimed: PlacedMachine, times: Times, *, with_token: bool) -> BearerToken | None:
+    """Hold a claim for the call that makes the machine; with the token that its daemon is to have, in one commit.
+
+    The token is good if the attempt is the machine's still, and no attempt is without one. Own transaction. Raises Gone
+    when the claim is not ours any more, Unavailable.
+    """
+
+    async def work(connection: Connection) -> BearerToken | None:
+        if not await db.hold_claim(connection, claimed, times.claim_s):
+            raise Gone("the machine went another way")
+        if not with_token:
+            return None
+        return await daemon_tokens.mint(connection, claimed.org_id, claimed.id, f"generation {claimed.generation}")
+
+    return await deps.db.run(work)
 
 
 async def completed(deps: Deps, claimed: PlacedMachine, resource: Resource) -> bool:
@@ -179,12 +203,33 @@ async def replace(deps: Deps, machine_id: UUID, generation: int, message: str) -
         if not await db.replace(connection, machine_id, generation, message[:MAX_MESSAGE]):
             return False
         await runtimes.end_active(connection, machine_id, REPLACED)
+        # A daemon of the lost place that is not quite gone must not come before the new one, whose token it would end.
+        await runtimes.revoke_other_tokens(connection, machine_id, None, REPLACED)
         return True
 
     done = await deps.db.run(work)
     if done:
         deps.hints.machines((machine_id,))
     return done
+
+
+async def give_up(deps: Deps, machine: PlacedMachine, message: str) -> bool:
+    """Remove an active machine to which no daemon came, and end what waits for it; False when it went another way.
+
+    Own transaction. Raises Unavailable.
+    """
+
+    async def work(connection: Connection) -> Told:
+        found = await db.lock_lifecycle(connection, machine.id)
+        if found is None or (found.state, found.version) != ("active", machine.lifecycle_version):
+            return Told()
+        if not await db.is_silent(connection, machine.id):
+            return Told()
+        return await end_pool_machine(connection, machine.id, GAVE_UP, message[:MAX_MESSAGE])
+
+    told = await deps.db.run(work)
+    told.tell(deps)
+    return bool(told.machines)
 
 
 def _object(text: str) -> dict[str, Any]:

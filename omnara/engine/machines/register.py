@@ -22,6 +22,7 @@ from omnara.domain.text import clean
 from omnara.engine.deps import Deps
 from omnara.engine.machines import reconcile
 from omnara.engine.machines.completing import Told, results_of, settle
+from omnara.engine.machines.daemon_tokens import SUPERSEDED
 from omnara.engine.machines.runtimes import ASLEEP, LEASE_EXPIRED, REPLACED, platform_text
 from omnara.errors import Gone, Unauthorized, Unavailable
 from omnara.ids import new_uuid
@@ -65,7 +66,7 @@ async def register(deps: Deps, new: NewRuntime) -> Registered:
         plan, told = await _reconcile(connection, new)
         await runtimes.registered(connection, machine.id, runtime_id, platform_text(new.platform))
         if machine.source_kind == "pool" and new.token_id is not None:
-            await runtimes.revoke_other_tokens(connection, machine.id, new.token_id, "superseded")
+            await runtimes.revoke_other_tokens(connection, machine.id, new.token_id, SUPERSEDED)
         found = await runtimes.find(connection, runtime_id)
         assert found is not None, "it was written in this transaction"
         return Registered(found[0], plan.directives), told, plan
@@ -90,6 +91,8 @@ async def _locked(connection: Connection, new: NewRuntime) -> LockedMachine:
         raise Unavailable("the machine is not active")
     if new.token_id is not None and not await runtimes.token_is_good(connection, new.token_id, new.machine_id):
         raise Unauthorized
+    if new.token_id is not None and machine.claim_token is not None:
+        raise Gone("the server itself runs what is to run on this machine")
     if new.driver is not None and (machine.claim_token, machine.generation) != (
         new.driver.claim_token,
         new.driver.generation,

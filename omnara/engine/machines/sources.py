@@ -6,7 +6,7 @@ api.md §9 (path-message pairs).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -22,6 +22,7 @@ from omnara.domain.config_machines import DraftMachine, DraftPool, DraftSource
 from omnara.engine.machines.pool_providers import check_provider
 from omnara.errors import InvalidRequest, Unprocessable
 from omnara.ids import IdKind, InvalidPublicId, decode, encode
+from omnara.machines.providers.places import Place
 
 __all__ = ["SANDBOX", "check_sources", "pool_ids", "resolve_sources", "secret_uuids", "source_key"]
 
@@ -30,7 +31,7 @@ SANDBOX: Final = "sandbox"
 
 
 async def resolve_sources(
-    connection: Connection, project: ProjectScope, drafts: Sequence[DraftSource]
+    connection: Connection, project: ProjectScope, drafts: Sequence[DraftSource], places: Mapping[str, Place]
 ) -> tuple[Source, ...]:
     """Return the sources with ids for names, in the caller's transaction.
 
@@ -42,7 +43,7 @@ async def resolve_sources(
     problems: list[Problem] = []
     for number, draft in enumerate(drafts):
         path = f"machine_sources.{number}"
-        source = await _resolve(connection, project, draft, path, problems)
+        source = await _resolve(connection, project, draft, places, path, problems)
         if source is None:
             continue
         if source_key(source) in {source_key(other) for other in found}:
@@ -62,7 +63,7 @@ async def check_sources(connection: Connection, project: ProjectScope, sources: 
         else DraftPool(pool=source.pool_id, secret_env_overlay=source.secret_env_overlay)
         for source in sources
     ]
-    await resolve_sources(connection, project, drafts)
+    await resolve_sources(connection, project, drafts, {})  # no options, so no provider is asked about them
 
 
 def pool_ids(sources: Iterable[Source]) -> list[UUID]:
@@ -81,7 +82,12 @@ def source_key(source: Source) -> str:
 
 
 async def _resolve(
-    connection: Connection, project: ProjectScope, draft: DraftSource, path: str, problems: list[Problem]
+    connection: Connection,
+    project: ProjectScope,
+    draft: DraftSource,
+    places: Mapping[str, Place],
+    path: str,
+    problems: list[Problem],
 ) -> Source | None:
     if isinstance(draft, DraftMachine):
         rows = await bindings.source_machines(
@@ -99,7 +105,7 @@ async def _resolve(
     if pool is None or not pool.granted:
         problems.append(Problem(f"{path}.pool", _UNKNOWN_POOL if pool is None else _NOT_GRANTED))
         return None
-    problem = _options_problem(pool, draft)
+    problem = _options_problem(places, pool, draft)
     if problem is not None:
         problems.append(Problem(f"{path}.provider_options", problem))
         return None
@@ -107,14 +113,14 @@ async def _resolve(
     return PoolSource(pool_id=encode(IdKind.MACHINE_POOL, pool.id), **values)
 
 
-def _options_problem(pool: SourcePool, draft: DraftPool) -> str | None:
+def _options_problem(places: Mapping[str, Place], pool: SourcePool, draft: DraftPool) -> str | None:
     """Why the provider could not make machines with these options."""
     if not draft.provider_options:
         return None
     options = msgspec.json.decode(pool.options) | draft.provider_options
     given = {name: value for name, value in options.items() if value is not None}
     try:
-        check_provider(pool.provider, pool.provider_config, msgspec.json.encode(given).decode())
+        check_provider(places, pool.provider, pool.provider_config, msgspec.json.encode(given).decode())
     except (InvalidRequest, Unprocessable) as error:
         return error.detail
     return None

@@ -104,7 +104,7 @@ async def _overdue(deps: Deps) -> int:
         hot_rows, processes, actions = locked
         queued = [Ending(row.id, "failed", NOT_ACCEPTED) for row in processes if row.state == "queued"]
         waiting = [Ending(action, "failed", ACTION_NOT_ACCEPTED) for action, _, state in actions if state == "queued"]
-        return len(queued) + len(waiting), await _end(connection, hot_rows, queued, waiting, told)
+        return len(queued) + len(waiting), await _end(deps, connection, hot_rows, queued, waiting, told)
 
     count, told = await deps.db.run(work)
     told.tell(deps)
@@ -130,7 +130,7 @@ async def _left_alone(deps: Deps, find: Find, limit_s: float, reason: str) -> in
         queued = [Ending(row.id, "failed", reason) for row in processes if row.id in still and row.state == "queued"]
         ending = [Ending(action, _lost(kind, state), reason) for action, kind, state in actions if action in still]
         left = [row for row in processes if row.id in still and row.state != "queued"]
-        return len(still), await _end(connection, hot_rows, queued, ending, told, left, reason)
+        return len(still), await _end(deps, connection, hot_rows, queued, ending, told, left, reason)
 
     count, told = await deps.db.run(work)
     told.tell(deps)
@@ -158,6 +158,7 @@ async def _lock(
 
 
 async def _end(
+    deps: Deps,
     connection: Connection,
     hot_rows: dict[UUID, HotRow],
     processes: Sequence[Ending],
@@ -171,7 +172,7 @@ async def _end(
     closed = await ends.end_actions(connection, actions) if actions else []
     if ended:
         closed += await ends.end_actions_of(connection, [process.id for process in ended])
-    about = await _about(connection, [*ended, *closed]) if reason == UNREACHABLE else {}
+    about = await _about(deps, connection, [*ended, *closed]) if reason == UNREACHABLE else {}
     results = results_of(ended, closed, about=about)
     for process in left:
         if process.tool_call_id is not None:
@@ -182,7 +183,9 @@ async def _end(
     return told
 
 
-async def _about(connection: Connection, lost: Sequence[EndedProcess | EndedAction]) -> dict[UUID, dict[str, str]]:
+async def _about(
+    deps: Deps, connection: Connection, lost: Sequence[EndedProcess | EndedAction]
+) -> dict[UUID, dict[str, str]]:
     """Return what is missing at machines of pools that nobody reaches, by machine."""
     found = await ends.unmade(connection, {each.machine_id for each in lost}) if lost else []
-    return {machine.id: about_unmade(machine) for machine in found}
+    return {machine.id: about_unmade(machine, deps.places) for machine in found}

@@ -8,25 +8,26 @@ Source: machines.md §4 (offline grace), §12.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from omnara.db.process_ends import Unmade
 from omnara.engine.machines.provisioning import UNAVAILABLE
+from omnara.machines.providers.places import PLACES, Place
 
 __all__ = ["about_unmade"]
 
-_MISSING: Final[Mapping[str, str]] = {
-    "docker": "a container engine that a server reaches: start it, or say where it is with OMNARA_DOCKER_HOST",
-    "local": "a server on whose computer commands may run: its log says why they may not, see OMNARA_LOCAL_MACHINES",
-}
 
-
-def about_unmade(machine: Unmade) -> dict[str, str]:
-    """Return what a failure says of a pool machine without a place that somebody drives."""
-    missing = _MISSING.get(machine.provider, f"a server that has the provider {machine.provider}")
+def about_unmade(machine: Unmade, places: Mapping[str, Place] = PLACES) -> dict[str, str]:
+    """Return what a failure says of a pool machine without a place, or without anybody who works for it there."""
+    place = places.get(machine.provider)
+    missing = f"a server that has the provider {machine.provider}" if place is None else place.wanted
     mended = f"What is missing is {missing}. Try again when that is mended."
     why = machine.reason_message.rstrip(".")
-    if machine.lifecycle_state == "active":
+    if machine.lifecycle_state == "active" and place is not None and place.daemons:
+        text = (
+            "The machine was made, but its daemon has not connected to this server. Try again later; if that does not "
+            "help, OMNARA_PUBLIC_URL may not be reachable from there."
+        )
+    elif machine.lifecycle_state == "active":
         text = "The machine was made, but no server reaches it now. Try again later."
     elif machine.reason_code == UNAVAILABLE:
         text = f"The machine cannot be made now: {why}. {mended}"

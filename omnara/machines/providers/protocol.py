@@ -3,18 +3,23 @@
 It is kept small on purpose: somebody else's sandboxes are one module with these methods, and everything that needs care
 (claims, retries, caps, deletion that is certain) is done by the callers. A provider keeps nothing of its own: after a
 restart of the server, the machine's row and what `inspect` sees are all there is.
+
+There are two ways. A `Provider` makes machines that run `omnara daemon` themselves: it starts something that does so with
+`MachineSpec.daemon.environment()`. A `HomeProvider` can also run things in its machines, so nothing of ours has to be
+there, and the server drives their commands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from omnara.machines.processes import Home
 
 __all__ = [
+    "DaemonAccess",
     "HomeProvider",
     "InvalidOptions",
     "MachineSpec",
@@ -49,12 +54,30 @@ class ProvisionFailed(Exception):
         self.resource = resource
 
 
+class DaemonAccess(msgspec.Struct, frozen=True):
+    """With what the daemon of one machine finds its server, and proves which machine it is. Worth as much as the
+    machine: it goes into the machine and nowhere else. Source: machines.md §12."""
+
+    api_url: str
+    token: str
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that `omnara daemon run` reads."""
+        return {"OMNARA_API_URL": self.api_url, "OMNARA_MACHINE_TOKEN": self.token}
+
+    def __repr__(self) -> str:
+        """Show the server only: a token in a log line is a leak."""
+        return f"DaemonAccess(api_url={self.api_url!r}, token=<hidden>)"
+
+
 class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as it is to be made: everything resolved. The same values name the same machine for ever.
 
     `allocation_name` is unique in the place and therefore the fence: two attempts cannot both make it. `generation`
     counts the resources that were made for this machine, beginning at 1. The two ids prove ownership: whatever is made
     carries them, and they are compared before anything that exists is adopted or deleted. `options` passed `validate`.
+    `daemon` is there in `provision` alone, for a provider that opens no homes, and is another in each attempt; what an
+    earlier attempt was given stays good until one daemon has come, so a machine that is adopted needs no change.
     """
 
     machine_id: str
@@ -66,10 +89,14 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpu: int | None = None
     memory_mb: int | None = None
     cwd: str = ""
+    daemon: DaemonAccess | None = None
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """What the place made. `host` says where it can be reached when not every replica can: a host id, an endpoint."""
+    """What the place made. `host` says where it can be reached when not every replica can: a host id, an endpoint.
+
+    `sandbox_url`: that it can be suspended and woken again, and where; without it a daemon does not go to sleep.
+    """
 
     resource_id: str
     host: str | None = None
@@ -79,7 +106,8 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
 class Provider(Protocol):
     """One place, with one set of credentials. Every method may be cancelled and called again; all raise
-    ProviderUnavailable while the place cannot be asked."""
+    ProviderUnavailable while the place cannot be asked. Whoever inherits this needs neither `prepare` nor `wake` nor
+    `close` if there is nothing to do."""
 
     @property
     def name(self) -> str:
@@ -98,7 +126,8 @@ class Provider(Protocol):
         """Do what may take long and can be repeated (fetching an image), outside the time for provisioning."""
 
     async def provision(self, machine: MachineSpec) -> Resource:
-        """Make the machine, or return the one that an earlier attempt made. Never two. Raises ProvisionFailed."""
+        """Make the machine, or return the one that an earlier attempt of this generation made. Never two: what is left
+        of earlier generations is removed first. Raises ProvisionFailed."""
         ...
 
     async def inspect(self, machine: MachineSpec, resource_id: str | None) -> tuple[ResourceState, Resource | None]:
@@ -108,18 +137,19 @@ class Provider(Protocol):
     async def delete(self, machine: MachineSpec, resource_id: str | None) -> None:
         """Remove it with all its files. One that is not there is fine; one that belongs to others is left alone."""
 
-    async def sleep(self, machine: MachineSpec, resource_id: str) -> None:
-        """Suspend it, so that it costs nothing and keeps its files. Asleep already is fine."""
-
     async def wake(self, machine: MachineSpec, resource_id: str) -> None:
-        """Go on from where `sleep` stopped. Awake already is fine."""
+        """Let a suspended machine go on. Awake already is fine."""
 
     async def close(self) -> None:
         """Let go of connections. The machines stay as they are."""
 
 
+@runtime_checkable
 class HomeProvider(Provider, Protocol):
-    """A place whose machines have no daemon: the server drives their processes itself."""
+    """A place whose machines have no daemon: the server drives their processes itself, and puts them to sleep."""
+
+    async def sleep(self, machine: MachineSpec, resource_id: str) -> None:
+        """Suspend it, so that it costs nothing and keeps its files. Asleep already is fine."""
 
     async def open_home(self, machine: MachineSpec, resource_id: str) -> Home:
         """Return the processes of a machine, for the one replica that has claimed it. Raises ProviderUnavailable."""
