@@ -151,7 +151,7 @@ def pools() -> None:
 
 @pools.command("create")
 @click.argument("name")
-@click.option("--provider", type=click.Choice(("docker", "local")), required=True, help="Containers, or directories.")
+@click.option("--provider", metavar="NAME", required=True, help="docker: containers, local: directories.")
 @click.option("--image", help="Image of its containers. Default: omnara-sandbox.")
 @click.option("--network", help="Network of its containers. Default: none.")
 @click.option("--max-machines", type=click.IntRange(1), default=10, show_default=True, help="Most machines at once.")

@@ -7,6 +7,7 @@ left alone however long its line is down: its commands go on. Source: machines.m
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from omnara.db.provisioning import SilentDaemon
 from omnara.engine.deps import Deps
 from omnara.engine.machines import idle, provisioning
 from omnara.engine.machines.provisioning import Times
+from omnara.errors import Unavailable
 from omnara.fleet.reached import Reached
 from omnara.log import get_logger
 from omnara.machines.providers.protocol import ProviderUnavailable
@@ -24,6 +26,7 @@ __all__ = ["OwnDaemons"]
 
 log = get_logger(__name__)
 
+ASK_S: Final = 30.0
 _FIRST: Final = UUID(int=0)
 
 
@@ -48,16 +51,21 @@ class OwnDaemons:
         for silent in found:
             try:
                 await self._judge(silent)
-            except ProviderUnavailable as error:
+            except (ProviderUnavailable, TimeoutError) as error:
                 log.warning(
                     "a machine's place does not tell of it", machine_id=str(silent.machine.id), error=str(error)
                 )
                 self._reached.lose(silent.machine.provider)
+            except Unavailable:
+                raise
+            except Exception as error:  # one machine's trouble is not the others'
+                log.error("looking at a machine failed", machine_id=str(silent.machine.id), exc_info=error)
 
     async def _judge(self, silent: SilentDaemon) -> None:
         machine = silent.machine
         provider, spec = self._reached.provider(machine.provider), await self._reached.spec(machine)
-        state, _ = await provider.inspect(spec, machine.resource_id)
+        async with asyncio.timeout(ASK_S):
+            state, _ = await provider.inspect(spec, machine.resource_id)
         if state == "terminated":
             await self._reached.replace(
                 machine, "its sandbox ended and is replaced; what ran there is lost, as are files that it did not keep"
@@ -70,4 +78,5 @@ class OwnDaemons:
             if await idle.found_asleep(self._deps, machine):
                 probes.hit("machine_found_asleep", machine_id=machine.id)
             else:
-                await provider.wake(spec, machine.resource_id)
+                async with asyncio.timeout(ASK_S):
+                    await provider.wake(spec, machine.resource_id)

@@ -132,8 +132,12 @@ class Jobs:
 
     async def _wake_daemon(self, machine: PlacedMachine) -> None:
         """Wake a machine whose daemon then registers, which is what ends the sleep: until then it is being woken."""
-        if await self._reached.replace_lost(machine):
-            return
+        try:
+            async with asyncio.timeout(WAKE_S):
+                if await self._reached.replace_lost(machine):
+                    return
+        except TimeoutError:
+            log.warning("a sleeping machine's place does not tell of it", machine_id=str(machine.id))
         if await self._woken(machine):
             probes.hit("machine_woken", machine_id=machine.id)
         else:

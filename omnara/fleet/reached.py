@@ -69,6 +69,9 @@ class Reached:
                     self.public_url()
             except ProviderUnavailable as error:
                 self._tell(site.name, str(error))
+            except Exception as error:  # one provider's mistake is not the others'
+                if self._tell(site.name, str(error)):
+                    log.error("a place for machines failed", provider=site.name, exc_info=error)
             else:
                 self._providers[site.name], self._hosts[site.name] = provider, host
                 self._problems.pop(site.name, None)
@@ -83,11 +86,13 @@ class Reached:
         except ConfigurationError as error:
             raise ProviderUnavailable(f"OMNARA_PUBLIC_URL is of no use to daemons: {error}") from error
 
-    def _tell(self, name: str, problem: str) -> None:
-        """Say once why a site is out of reach: most servers have no engine, and need none."""
-        if self._problems.get(name) != problem:
-            self._problems[name] = problem
-            log.info("no machines of a provider can be made here", provider=name, why=problem)
+    def _tell(self, name: str, problem: str) -> bool:
+        """Say once why a site is out of reach: most servers have no engine, and need none. True when it was new."""
+        if self._problems.get(name) == problem:
+            return False
+        self._problems[name] = problem
+        log.info("no machines of a provider can be made here", provider=name, why=problem)
+        return True
 
     def lose(self, name: str) -> None:
         """A place did not answer: it is asked who it is before anything else."""

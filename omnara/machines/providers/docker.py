@@ -71,10 +71,6 @@ class DockerProvider:
         """Return the engine's id: whichever endpoint leads there. Raises ProviderUnavailable."""
         return await self.engine.identity()
 
-    def validate(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """See `Provider`."""
-        config_of(config, options)
-
     async def prepare(self, machine: MachineSpec) -> None:
         """See `Provider`. Fetches the image."""
         pool, options = config_of(machine.config, machine.options)

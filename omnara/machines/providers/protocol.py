@@ -4,9 +4,9 @@ It is kept small on purpose: somebody else's sandboxes are one module with these
 (claims, retries, caps, deletion that is certain) is done by the callers. A provider keeps nothing of its own: after a
 restart of the server, the machine's row and what `inspect` sees are all there is.
 
-There are two ways. A `Provider` makes machines that run `omnara daemon` themselves: it starts something that does so with
-`MachineSpec.daemon.environment()`. A `HomeProvider` can also run things in its machines, so nothing of ours has to be
-there, and the server drives their commands.
+There are two ways. A `Provider` makes machines that run `omnara daemon` themselves: it starts something that does so
+with `MachineSpec.daemon.environment()`. A `HomeProvider` can also run things in its machines, so nothing of ours has to
+be there, and the server drives their commands.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `allocation_name` is unique in the place and therefore the fence: two attempts cannot both make it. `generation`
     counts the resources that were made for this machine, beginning at 1. The two ids prove ownership: whatever is made
-    carries them, and they are compared before anything that exists is adopted or deleted. `options` passed `validate`.
+    carries them, and they are compared before anything that exists is adopted or deleted. `options` passed the check.
     `daemon` is there in `provision` alone, for a provider that opens no homes, and is another in each attempt; what an
     earlier attempt was given stays good until one daemon has come, so a machine that is adopted needs no change.
     """
@@ -119,11 +119,9 @@ class Provider(Protocol):
         """How long one `provision` may take before it counts as failed."""
         ...
 
-    def validate(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """Check a pool's configuration and a machine's options, without asking the place. Raises InvalidOptions."""
-
     async def prepare(self, machine: MachineSpec) -> None:
         """Do what may take long and can be repeated (fetching an image), outside the time for provisioning."""
+        return
 
     async def provision(self, machine: MachineSpec) -> Resource:
         """Make the machine, or return the one that an earlier attempt of this generation made. Never two: what is left
@@ -139,9 +137,11 @@ class Provider(Protocol):
 
     async def wake(self, machine: MachineSpec, resource_id: str) -> None:
         """Let a suspended machine go on. Awake already is fine."""
+        return
 
     async def close(self) -> None:
         """Let go of connections. The machines stay as they are."""
+        return
 
 
 @runtime_checkable

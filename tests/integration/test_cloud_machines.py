@@ -1,0 +1,251 @@
+"""Machines of a pool that run a daemon themselves: a provider without homes is a module and an entry of a table."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from omnara.access import tokens
+from omnara.app import parts
+from omnara.ids import IdKind, decode, encode, new_uuid
+from omnara.machines.providers.places import PLACES
+from omnara.settings import Address
+from omnara.testing import ModelServer, call, embed, embedded
+from tests.contract.server import CONFIG, ApiServer, api_server, invariants_hold, model_server
+from tests.support.cloud import DAEMON, Cloud
+from tests.support.docker_fleet import QUICK, TIMES
+from tests.support.postgres import PostgresForTests
+from tests.support.processes import free_ports
+from tests.support.waiting import until
+
+TOOLS = {"run_command": {"permission": "always_allow"}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def model() -> AsyncIterator[ModelServer]:
+    async with model_server(embedded) as server:
+        yield server
+
+
+class Sky:
+    """A server with a cloud, and its pool."""
+
+    def __init__(self, server: ApiServer, cloud: Cloud) -> None:
+        self.server = server
+        self.cloud = cloud
+        self.pool = ""
+
+    async def make_pool(self, **fields: Any) -> Any:
+        """Ask for a pool of the cloud; the answer."""
+        body = {"name": "sky", "provider": "cloud", "max_total_machines": 9, "provider_config": {"region": "north"}}
+        return await self.server.call("POST", f"/api/v1/orgs/{self.server.org}/machine-pools", body | fields)
+
+    async def agent(self, message: str | None = None) -> str:
+        """An agent with a machine of the pool."""
+        if not self.pool:
+            refused = await self.make_pool(provider_config={"zone": 1})
+            assert (refused.status, refused.code) == (400, "invalid_request"), "its own check is asked"
+            made = await self.make_pool()
+            assert made.status == 201, made.text
+            self.pool = made.json["id"]
+            path = f"{self.server.scope}/machine-pool-grants"
+            granted = await self.server.call("POST", path, {"machine_pool_id": self.pool})
+            assert granted.status == 201, granted.text
+        source = msgspec.yaml.decode(CONFIG) | {
+            "machine_sources": [{"pool": "sky", "initial_num_machines": 1, "max_machines": 1}],
+            "tools": TOOLS,
+        }
+        return await self.server.agent(message, source=msgspec.json.encode(source).decode())
+
+    async def machine(self, **wanted: Any) -> Any:
+        """Wait until the newest machine has these columns; its row, with its state of connection."""
+        query = (
+            "select m.*, c.state as connection from machines m join machine_connections c on c.machine_id = m.id"
+            " order by m.created_at desc limit 1"
+        )
+        found: Any = None
+
+        async def there() -> bool:
+            nonlocal found
+            rows = await self.server.rows(query)
+            found = rows[0] if rows else None
+            return found is not None and all(found[name] == value for name, value in wanted.items())
+
+        await until(there, f"the machine is {wanted}, but not {found}", limit_s=30)
+        return found
+
+    async def online(self, generation: int = 1) -> Any:
+        """Wait until the newest machine is online."""
+        return await self.machine(connection="online", generation=generation)
+
+    async def tokens(self, machine_id: UUID) -> list[tuple[bool, str]]:
+        """Whether each of a machine's tokens works, the newest last, and why not."""
+        rows = await self.server.rows(
+            "select revoked_at is null, revoke_reason from machine_daemon_tokens where machine_id = $1"
+            " order by created_at, id",
+            machine_id,
+        )
+        return [tuple(row) for row in rows]
+
+    async def ran(self, agent: str, command: str) -> str:
+        """Have an agent run a command; what came of it."""
+        await self.server.say(agent, embed(call("run_command", {"command": command, "wait_ms": 9000})))
+        await self.server.settled(agent)
+        rows = await self.server.rows(
+            "select payload::text from events where agent_id = $1 and kind = 'tool_result'"
+            " order by sequence desc limit 1",
+            decode(IdKind.AGENT, agent.rsplit("/", 1)[1]),
+        )
+        return str(rows[0][0])
+
+    async def ask(self, token: str, method: str, path: str, **options: Any) -> int:
+        """What the door for daemons answers to a token."""
+        answer = await self.server.call(method, f"/api/v1/daemon{path}", key=token, **options)
+        self.answer = answer.text
+        return answer.status
+
+
+@pytest.fixture
+def sky(postgres: PostgresForTests, model: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Opens a server with a cloud, its times shrunk."""
+
+    @contextlib.asynccontextmanager
+    async def opened(url: str = "http://127.0.0.1", command: str = DAEMON, **times: Any) -> AsyncIterator[Sky]:
+        monkeypatch.setattr(parts, "Times", lambda: msgspec.structs.replace(TIMES, **({"daemon_s": 0.5} | times)))
+        cloud, port = Cloud(tmp_path / "cloud", command), free_ports()[0]
+        given: dict[str, Any] = QUICK | {"listen": Address("127.0.0.1", port)}
+        given["public_url"] = f"{url}:{port}" if url else None
+        async with (
+            postgres.fresh() as dsn,
+            api_server(dsn, model, places={**PLACES, "cloud": cloud.place}, **given) as server,
+        ):
+            try:
+                yield Sky(server, cloud)
+                await invariants_hold(server)
+            finally:
+                for part in server.parts.services:
+                    if part.name == "provisioner":
+                        await part.stop()
+                for name in list(cloud.boxes):
+                    cloud.destroy(name)
+
+    return opened
+
+
+async def test_a_machine_is_made_runs_commands_is_replaced_and_removed(sky: Any) -> None:
+    async with sky() as lab:
+        agent = await lab.agent()
+        assert "made there" in await lab.ran(agent, "echo made there; touch here; pwd")
+        machine = await lab.online()
+        [name] = lab.cloud.boxes
+        assert (lab.cloud.root / name / "here").exists()
+        assert (machine["worker_id"], machine["resource_host"]) == (None, None), "not driven, and reached by all"
+        assert await lab.tokens(machine["id"]) == [(True, "")]
+        stored = await lab.server.rows("select token_hash from machine_daemon_tokens")
+        assert stored[0][0] == tokens.hash_token(lab.cloud.given[name])
+
+        lab.cloud.lose(name)
+        machine = await lab.online(generation=2)
+        assert machine["lifecycle_reason_code"] == "container_replaced"
+        assert "made again" in await lab.ran(agent, "echo made again; ls")
+        assert await lab.tokens(machine["id"]) == [(False, "machine_replaced"), (True, "")]
+        assert list(lab.cloud.boxes) == [f"{name[:-2]}.2"]
+        assert await lab.ask(lab.cloud.given[name], "POST", "/bootstrap") == 401
+
+        box = lab.cloud.boxes[f"{name[:-2]}.2"]
+        gone = await lab.server.call("DELETE", f"/api/v1/orgs/{lab.server.org}/machine-pools/{lab.pool}")
+        assert gone.status in (200, 204), gone.text
+        await lab.machine(lifecycle_state="deleted")
+        assert [works for works, _ in await lab.tokens(machine["id"])] == [False, False]
+        assert (lab.cloud.boxes, box.poll() is None) == ({}, False)
+
+
+async def test_a_token_is_good_for_its_machine_alone(sky: Any) -> None:
+    async with sky() as lab:
+        for _ in range(2):
+            await lab.agent()
+        await until(lambda: len(lab.cloud.given) == 2, "both are made")
+        second = await lab.online()
+        [first] = await lab.server.rows("select * from machines where id <> $1", second["id"])
+        token = lab.cloud.given[first["resource_id"]]
+        runtime = encode(IdKind.DAEMON_RUNTIME, second["current_runtime_id"])
+        assert await lab.ask(token, "POST", "/bootstrap") == 200
+        assert encode(IdKind.MACHINE, first["id"]) in lab.answer
+        for path in ("end", "sleep"):
+            assert await lab.ask(token, "POST", f"/runtimes/{runtime}/{path}") == 410
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        upgrade["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
+        assert await lab.ask(token, "GET", f"/runtimes/{runtime}/socket", headers=upgrade) == 410
+        assert (await lab.online())["current_runtime_id"] == second["current_runtime_id"]
+
+
+async def test_machines_that_a_server_drives_take_no_daemon(sky: Any) -> None:
+    """Nobody gets a token for one; and one that there is all the same is of no use while it is driven."""
+    async with sky(command="exec sleep 1000") as lab:
+        await lab.agent()
+        machine = await lab.machine(lifecycle_state="active")
+        path = f"/api/v1/orgs/{lab.server.org}/machines/{encode(IdKind.MACHINE, machine['id'])}/daemon-tokens"
+        assert (await lab.server.call("POST", path, {"name": "mine"})).status == 400
+        await lab.server.rows(
+            "update machines set worker_id = (select id from workers limit 1), claim_token = 1 where id = $1",
+            machine["id"],
+        )
+        body = {"daemon_instance_id": str(new_uuid()), "daemon_version": "0.0.0-dev", "processes": []}
+        token = lab.cloud.given[machine["resource_id"]]
+        assert await lab.ask(token, "POST", "/runtimes", body=body) == 410
+        assert "itself runs" in lab.answer
+
+
+async def test_what_a_failed_attempt_made_is_adopted_with_the_token_it_was_given(sky: Any) -> None:
+    async with sky() as lab:
+        lab.cloud.fails = ["the cloud answered late: {token}"]
+        await lab.agent()
+        failed = await lab.machine(lifecycle_state="provision_failed")
+        assert failed["lifecycle_reason_message"] == "the cloud answered late: <token>"
+        machine = await lab.online()
+        assert await lab.tokens(machine["id"]) == [(True, ""), (False, "superseded")]
+        [name] = lab.cloud.boxes
+        assert await lab.ask(lab.cloud.given[name], "POST", "/bootstrap") == 200
+
+
+async def test_a_machine_to_which_no_daemon_comes_is_given_up(sky: Any) -> None:
+    async with sky(command="exec sleep 1000", startup_s=1.5) as lab:
+        agent = await lab.agent()
+        machine = await lab.machine(lifecycle_state="deleted")
+        assert machine["lifecycle_reason_code"] == "startup_or_daemon_bootstrap_failed"
+        assert [works for works, _ in await lab.tokens(machine["id"])] == [False]
+        assert lab.cloud.boxes == {}
+        assert (await lab.server.get(agent))["machine_ids"] == []
+
+
+async def test_what_the_cloud_suspends_is_asleep_and_woken_for_a_command(sky: Any) -> None:
+    async with sky() as lab:
+        agent = await lab.agent()
+        machine = await lab.online()
+        lab.cloud.suspend(machine["resource_id"])
+        await lab.machine(connection="asleep")
+        assert "awake again" in await lab.ran(agent, "echo awake again")
+        woken = await lab.online()
+        assert (woken["asleep_since"], woken["wake_until"]) == (None, None)
+        assert (woken["current_runtime_id"], woken["generation"]) == (machine["current_runtime_id"], 1)
+
+
+async def test_a_pool_is_refused_whose_machines_would_not_find_this_server(sky: Any) -> None:
+    async with sky(url="") as lab:
+        answer = await lab.make_pool()
+        assert (answer.status, answer.code) == (422, "unprocessable"), answer.text
+        assert "OMNARA_PUBLIC_URL" in answer.json["error"]
+
+
+async def test_a_provider_that_this_server_has_not_is_refused(postgres: PostgresForTests, model: ModelServer) -> None:
+    async with postgres.fresh() as dsn, api_server(dsn, model) as server:
+        answer = await Sky(server, Cloud(Path(), DAEMON)).make_pool()
+        assert (answer.status, answer.code) == (400, "invalid_request")
+        assert "there are docker and local" in answer.json["error"]
