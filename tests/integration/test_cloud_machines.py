@@ -14,6 +14,10 @@ import pytest_asyncio
 
 from omnara.access import tokens
 from omnara.app import parts
+from omnara.engine.machines import provisioning
+from omnara.engine.machines.daemon_tokens import MAX_TOKENS
+from omnara.engine.machines.provisioning import Times
+from omnara.errors import Gone
 from omnara.ids import IdKind, decode, encode, new_uuid
 from omnara.machines.providers.places import PLACES
 from omnara.settings import Address
@@ -41,6 +45,12 @@ class Sky:
         self.server = server
         self.cloud = cloud
         self.pool = ""
+
+    async def no_more_is_made(self) -> None:
+        """End the server's maker of machines."""
+        for part in self.server.parts.services:
+            if part.name == "provisioner":
+                await part.stop()
 
     async def make_pool(self, **fields: Any) -> Any:
         """Ask for a pool of the cloud; the answer."""
@@ -126,13 +136,12 @@ def sky(postgres: PostgresForTests, model: ModelServer, tmp_path: Path, monkeypa
             postgres.fresh() as dsn,
             api_server(dsn, model, places={**PLACES, "cloud": cloud.place}, **given) as server,
         ):
+            lab = Sky(server, cloud)
             try:
-                yield Sky(server, cloud)
+                yield lab
                 await invariants_hold(server)
             finally:
-                for part in server.parts.services:
-                    if part.name == "provisioner":
-                        await part.stop()
+                await lab.no_more_is_made()
                 for name in list(cloud.boxes):
                     cloud.destroy(name)
 
@@ -151,7 +160,11 @@ async def test_a_machine_is_made_runs_commands_is_replaced_and_removed(sky: Any)
         stored = await lab.server.rows("select token_hash from machine_daemon_tokens")
         assert stored[0][0] == tokens.hash_token(lab.cloud.given[name])
 
+        lab.cloud.away = True
         lab.cloud.lose(name)
+        await until(lambda: lab.cloud.asked > 2, "the cloud is asked about the machine")
+        assert (await lab.machine(connection="offline"))["lifecycle_state"] == "active", "nobody can tell"
+        lab.cloud.away = False
         machine = await lab.online(generation=2)
         assert machine["lifecycle_reason_code"] == "container_replaced"
         assert "made again" in await lab.ran(agent, "echo made again; ls")
@@ -213,6 +226,11 @@ async def test_what_a_failed_attempt_made_is_adopted_with_the_token_it_was_given
         assert await lab.tokens(machine["id"]) == [(True, ""), (False, "superseded")]
         [name] = lab.cloud.boxes
         assert await lab.ask(lab.cloud.given[name], "POST", "/bootstrap") == 200
+        # Nothing happens on it for its time.
+        await lab.server.rows("update machines set delete_after_idle_minutes = 5")
+        assert (await lab.machine(lifecycle_state="deleted"))["lifecycle_reason_code"] == "machine_idle"
+        assert lab.cloud.boxes == {}
+        assert await lab.ask(lab.cloud.given[name], "POST", "/bootstrap") == 401
 
 
 async def test_a_machine_to_which_no_daemon_comes_is_given_up(sky: Any) -> None:
@@ -225,16 +243,29 @@ async def test_a_machine_to_which_no_daemon_comes_is_given_up(sky: Any) -> None:
         assert (await lab.server.get(agent))["machine_ids"] == []
 
 
-async def test_what_the_cloud_suspends_is_asleep_and_woken_for_a_command(sky: Any) -> None:
+@pytest.mark.parametrize("by", ["daemon", "cloud"])
+async def test_what_was_suspended_is_woken_for_a_command(sky: Any, by: str) -> None:
+    """Its daemon has said that it may be, or the cloud just did it."""
     async with sky() as lab:
         agent = await lab.agent()
         machine = await lab.online()
-        lab.cloud.suspend(machine["resource_id"])
+        name, runtime = machine["resource_id"], machine["current_runtime_id"]
+        lab.cloud.suspend(name)
+        if by == "daemon":
+            path = f"/runtimes/{encode(IdKind.DAEMON_RUNTIME, runtime)}/sleep"
+            assert await lab.ask(lab.cloud.given[name], "POST", path) == 200
         await lab.machine(connection="asleep")
         assert "awake again" in await lab.ran(agent, "echo awake again")
         woken = await lab.online()
         assert (woken["asleep_since"], woken["wake_until"]) == (None, None)
-        assert (woken["current_runtime_id"], woken["generation"]) == (machine["current_runtime_id"], 1)
+        assert (woken["current_runtime_id"], woken["generation"]) == (runtime, 1)
+        if by == "daemon":
+            lab.cloud.suspend(name)
+            assert await lab.ask(lab.cloud.given[name], "POST", path) == 200
+            await lab.machine(connection="asleep")
+            lab.cloud.lose(name)
+            assert "another" in await lab.ran(agent, "echo another")
+            assert (await lab.online(generation=2))["current_runtime_id"] != runtime
 
 
 async def test_a_pool_is_refused_whose_machines_would_not_find_this_server(sky: Any) -> None:
@@ -249,3 +280,28 @@ async def test_a_provider_that_this_server_has_not_is_refused(postgres: Postgres
         answer = await Sky(server, Cloud(Path(), DAEMON)).make_pool()
         assert (answer.status, answer.code) == (400, "invalid_request")
         assert "there are docker and local" in answer.json["error"]
+
+
+async def test_attempts_leave_a_bounded_number_of_tokens_and_none_without_the_claim(sky: Any) -> None:
+    async with sky(command="exec sleep 1000", retries_s=(60.0,)) as lab:
+        lab.cloud.fails = ["no"]
+        await lab.agent()
+        failed = await lab.machine(lifecycle_state="provision_failed")
+        await lab.no_more_is_made()
+        deps = lab.server.deps
+        await lab.server.rows("update machines set next_reconcile_after = now()")
+        worker = (await lab.server.rows("select id from workers"))[0][0]
+        async with deps.db.acquire() as connection:
+            [claimed] = await provisioning.claim_due(connection, worker, [("cloud", "")], Times(), 8)
+        minted = [await provisioning.begin(deps, claimed, Times(), with_token=True) for _ in range(30)]
+        working = await lab.server.rows(
+            "select token_hash from machine_daemon_tokens where machine_id = $1 and revoked_at is null"
+            " order by created_at",
+            failed["id"],
+        )
+        assert [row[0] for row in working] == [token.hash for token in minted[-MAX_TOKENS:] if token is not None]
+        assert await provisioning.begin(deps, claimed, Times(), with_token=False) is None
+        stale = msgspec.structs.replace(claimed, claim_token=claimed.claim_token + 1)
+        with pytest.raises(Gone):
+            await provisioning.begin(deps, stale, Times(), with_token=True)
+        assert len(await lab.tokens(failed["id"])) == 31

@@ -18,6 +18,7 @@ from omnara.machines.providers.protocol import (
     InvalidOptions,
     MachineSpec,
     Provider,
+    ProviderUnavailable,
     ProvisionFailed,
     Resource,
     ResourceState,
@@ -54,6 +55,9 @@ class Cloud(Provider):
         return resource
 
     async def inspect(self, machine: MachineSpec, resource_id: str | None) -> tuple[ResourceState, Resource | None]:
+        self.asked += 1
+        if self.away:
+            raise ProviderUnavailable("the cloud is away")
         name = f"{machine.allocation_name}.{machine.generation}"
         if name not in self.boxes or self.boxes[name].poll() is not None:
             return "terminated", None
@@ -79,6 +83,7 @@ class Cloud(Provider):
         self.given: dict[str, str] = {}
         self.suspended: set[str] = set()
         self.fails: list[str] = []
+        self.away, self.asked = False, 0
 
     @property
     def place(self) -> Place:
