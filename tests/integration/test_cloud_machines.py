@@ -88,7 +88,7 @@ class Sky:
             found = rows[0] if rows else None
             return found is not None and all(found[name] == value for name, value in wanted.items())
 
-        await until(there, f"the machine is {wanted}, but not {found}", limit_s=30)
+        await until(there, f"the machine is {wanted}", limit_s=30)
         return found
 
     async def online(self, generation: int = 1) -> Any:
@@ -106,7 +106,15 @@ class Sky:
 
     async def ran(self, agent: str, command: str) -> str:
         """Have an agent run a command; what came of it."""
+        await self.begin(agent, command)
+        return await self.result(agent)
+
+    async def begin(self, agent: str, command: str) -> None:
+        """Have an agent begin to run a command."""
         await self.server.say(agent, embed(call("run_command", {"command": command, "wait_ms": 9000})))
+
+    async def result(self, agent: str) -> str:
+        """Wait for the end of an agent's turn; what its last tool said."""
         await self.server.settled(agent)
         rows = await self.server.rows(
             "select payload::text from events where agent_id = $1 and kind = 'tool_result'"
@@ -130,7 +138,11 @@ def sky(postgres: PostgresForTests, model: ModelServer, tmp_path: Path, monkeypa
     async def opened(url: str = "http://127.0.0.1", command: str = DAEMON, **times: Any) -> AsyncIterator[Sky]:
         monkeypatch.setattr(parts, "Times", lambda: msgspec.structs.replace(TIMES, **({"daemon_s": 0.5} | times)))
         cloud, port = Cloud(tmp_path / "cloud", command), free_ports()[0]
-        given: dict[str, Any] = QUICK | {"listen": Address("127.0.0.1", port)}
+        given: dict[str, Any] = QUICK | {
+            "listen": Address("127.0.0.1", port),
+            "machine_lease_s": 1.5,
+            "machine_heartbeat_s": 0.4,
+        }
         given["public_url"] = f"{url}:{port}" if url else None
         async with (
             postgres.fresh() as dsn,
@@ -255,7 +267,14 @@ async def test_what_was_suspended_is_woken_for_a_command(sky: Any, by: str) -> N
             path = f"/runtimes/{encode(IdKind.DAEMON_RUNTIME, runtime)}/sleep"
             assert await lab.ask(lab.cloud.given[name], "POST", path) == 200
         await lab.machine(connection="asleep")
-        assert "awake again" in await lab.ran(agent, "echo awake again")
+        lab.cloud.slow = True
+        await lab.begin(agent, "echo awake again")
+        await until(lambda: bool(lab.cloud.woken), "it is woken")
+        waking = await lab.machine(connection="asleep")
+        assert waking["wake_until"] is not None, "until its daemon is back, so that what waits for it does not give up"
+        lab.cloud.resume(name)
+        assert "awake again" in await lab.result(agent)
+        lab.cloud.slow = False
         woken = await lab.online()
         assert (woken["asleep_since"], woken["wake_until"]) == (None, None)
         assert (woken["current_runtime_id"], woken["generation"]) == (runtime, 1)
@@ -266,6 +285,20 @@ async def test_what_was_suspended_is_woken_for_a_command(sky: Any, by: str) -> N
             lab.cloud.lose(name)
             assert "another" in await lab.ran(agent, "echo another")
             assert (await lab.online(generation=2))["current_runtime_id"] != runtime
+
+
+async def test_what_is_suspended_in_the_middle_of_its_work_goes_on(sky: Any) -> None:
+    async with sky() as lab:
+        agent = await lab.agent()
+        machine = await lab.online()
+        await lab.begin(agent, "echo begun > begun; while [ ! -e go ]; do sleep 0.05; done; echo over")
+        box = lab.cloud.root / machine["resource_id"]
+        await until((box / "begun").exists, "the command runs")
+        lab.cloud.suspend(machine["resource_id"])
+        await until(lambda: bool(lab.cloud.woken), "it is woken")
+        (box / "go").touch()
+        assert "over" in await lab.result(agent)
+        assert (await lab.online())["current_runtime_id"] == machine["current_runtime_id"]
 
 
 async def test_a_pool_is_refused_whose_machines_would_not_find_this_server(sky: Any) -> None:

@@ -68,8 +68,9 @@ class Cloud(Provider):
             self.destroy(name)
 
     async def wake(self, machine: MachineSpec, resource_id: str) -> None:
-        self.suspended.discard(resource_id)
-        self.boxes[resource_id].send_signal(signal.SIGCONT)
+        self.woken.append(resource_id)
+        if not self.slow:
+            self.resume(resource_id)
 
     async def open(self) -> tuple[Provider, str]:
         return self, ""
@@ -83,7 +84,8 @@ class Cloud(Provider):
         self.given: dict[str, str] = {}
         self.suspended: set[str] = set()
         self.fails: list[str] = []
-        self.away, self.asked = False, 0
+        self.woken: list[str] = []
+        self.away, self.slow, self.asked = False, False, 0
 
     @property
     def place(self) -> Place:
@@ -110,6 +112,11 @@ class Cloud(Provider):
         """A box stands still."""
         self.suspended.add(name)
         self.boxes[name].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """A box goes on."""
+        self.suspended.discard(name)
+        self.boxes[name].send_signal(signal.SIGCONT)
 
     def destroy(self, name: str) -> None:
         """A box is removed with its disk."""
