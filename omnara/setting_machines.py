@@ -68,7 +68,7 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Spec(
             "OMNARA_PUBLIC_URL",
-            "How others reach this server, `https://omnara.example.com`, for the installer of the daemon; "
-            "default: as the request for the installer did",
+            "How others reach this server, `https://omnara.example.com`: for the installer of the daemon (default: as "
+            "the request for it did), and for machines of pools that run a daemon themselves",
         ),
     ] = None
