@@ -48,7 +48,10 @@ class OwnDaemons:
         async with self._deps.db.acquire() as connection:
             found = await db.silent_daemons(connection, reach, self._after, self._times.daemon_s)
         self._after = found[-1].machine.id if found else _FIRST
+        lost: set[str] = set()
         for silent in found:
+            if silent.machine.provider in lost:
+                continue
             try:
                 await self._judge(silent)
             except (ProviderUnavailable, TimeoutError) as error:
@@ -56,6 +59,7 @@ class OwnDaemons:
                     "a machine's place does not tell of it", machine_id=str(silent.machine.id), error=str(error)
                 )
                 self._reached.lose(silent.machine.provider)
+                lost.add(silent.machine.provider)
             except Unavailable:
                 raise
             except Exception as error:  # one machine's trouble is not the others'

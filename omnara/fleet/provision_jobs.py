@@ -78,11 +78,11 @@ class Jobs:
         try:
             async with asyncio.timeout(provider.provision_timeout_s):
                 return await provider.provision(spec)
-        except (ProviderUnavailable, ProvisionFailed) as error:
-            _keep_secret(error, spec)
-            raise
         except TimeoutError as error:
             raise ProvisionFailed(f"it was not made within {provider.provision_timeout_s:.0f} s") from error
+        except Exception as error:
+            _keep_secret(error, spec)
+            raise
 
     async def _begun(self, provider: Provider, spec: MachineSpec, claimed: PlacedMachine) -> MachineSpec:
         """Hold the claim, and add to the machine what a daemon of its own needs."""
@@ -174,6 +174,6 @@ class Jobs:
 
 
 def _keep_secret(error: Exception, spec: MachineSpec) -> None:
-    """Take a daemon's token out of what a provider says: that is stored, and shown to people and models."""
-    if spec.daemon is not None:
+    """Take a daemon's token out of what a provider says: that is logged, stored, and shown to people and models."""
+    if spec.daemon is not None and spec.daemon.token in str(error):
         error.args = tuple(str(each).replace(spec.daemon.token, "<token>") for each in error.args)

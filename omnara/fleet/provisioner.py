@@ -69,6 +69,7 @@ class Provisioner:
             self._tasks.spawn(self._hear(), "provisioner-hints")
             self._tasks.spawn(self._look_again(), "provisioner-looks")
             self._tasks.spawn(self._every(self._times.observe_s, self._observe), "provisioner-observe")
+            self._tasks.spawn(self._every(self._times.observe_s, self._own_daemons.look), "provisioner-daemons")
             self._tasks.spawn(self._every(self._times.upkeep_s, self._keep_up), "provisioner-upkeep")
 
     async def watch(self) -> None:
@@ -165,7 +166,6 @@ class Provisioner:
                 for machine in driven:
                     if machine.resource_id not in alive:
                         await self._reached.mend(MachineClaim(machine.id, machine.claim_token, machine.generation))
-        await self._own_daemons.look()
         await self._lull()
 
     async def _lull(self) -> None:

@@ -5,8 +5,9 @@ It is kept small on purpose: somebody else's sandboxes are one module with these
 restart of the server, the machine's row and what `inspect` sees are all there is.
 
 There are two ways. A `Provider` makes machines that run `omnara daemon` themselves: it starts something that does so
-with `MachineSpec.daemon.environment()`, from an image that has omnara, or after the server's own `/install/omnarad.sh`. A `HomeProvider` can also run things in its machines, so nothing of ours has to
-be there, and the server drives their commands.
+with `MachineSpec.daemon.environment()`, from an image that has omnara, or after the server's own `/install/omnarad.sh`.
+A `HomeProvider` can also run things in its machines, so nothing of ours has to be there, and the server drives their
+commands.
 """
 
 from __future__ import annotations
