@@ -91,8 +91,12 @@ class HintService:
         self.sender.cancel(str(agent_id) for agent_id in agent_ids)
 
     def machines(self, machine_ids: Iterable[UUID]) -> None:
-        """These machines have work, or are free to be driven."""
+        """These machines have work, are to be made, woken or removed, or are free to be driven."""
         self.sender.machines(str(machine_id) for machine_id in machine_ids)
+
+    def commands(self, machine_ids: Iterable[UUID]) -> None:
+        """These machines, which are there, have work."""
+        self.sender.commands(str(machine_id) for machine_id in machine_ids)
 
     # --- what the identity says ---------------------------------------------------------------------------
 

@@ -79,6 +79,10 @@ class HintSender:
         """These machines have work, or are free to be driven by another replica."""
         self._tell(Kind.MACHINES, machine_ids)
 
+    def commands(self, machine_ids: Iterable[str]) -> None:
+        """These machines, which are there, have work."""
+        self._tell(Kind.COMMANDS, machine_ids)
+
     def subscribers(self, agent_ids: Iterable[str]) -> None:
         """This replica streams these agents; repeat it for as long as it does."""
         self._tell(Kind.SUBSCRIBERS, agent_ids)

@@ -20,17 +20,20 @@ DELTA_LIMIT: Final = 7_000
 
 
 class Kind(enum.StrEnum):
-    """What a hint is about. Each id is an agent's, of `MACHINES` a machine's; it says "look again", not what is there.
+    """What a hint is about. Each id is an agent's, of `MACHINES` and `COMMANDS` a machine's; it says "look again", not
+    what is there.
 
-    `READY`: the agent may have work. `EVENTS`: its log grew. `CANCEL`: work was taken away. `MACHINES`: a machine
-    has work, or somebody else may drive it now. `SUBSCRIBERS`: some
-    replica streams this agent and wants its deltas. `DELTAS`: opaque text for the streams of one agent.
+    `READY`: the agent may have work. `EVENTS`: its log grew. `CANCEL`: work was taken away. `MACHINES`: a machine has
+    work, is to be made, woken or removed, or somebody else may drive it now. `COMMANDS`: one that is there has work,
+    which concerns its channel alone. `SUBSCRIBERS`: some replica streams this agent and wants its deltas. `DELTAS`:
+    opaque text for the streams of one agent.
     """
 
     READY = "ready"
     EVENTS = "events"
     CANCEL = "cancel"
     MACHINES = "machines"
+    COMMANDS = "commands"
     SUBSCRIBERS = "subscribers"
     DELTAS = "deltas"
 

@@ -37,7 +37,10 @@ class Hints(Protocol):
         """Work of these agents was taken away."""
 
     def machines(self, machine_ids: Iterable[UUID]) -> None:
-        """These machines have work, or are free to be driven."""
+        """These machines have work, are to be made, woken or removed, or are free to be driven."""
+
+    def commands(self, machine_ids: Iterable[UUID]) -> None:
+        """These machines, which are there, have work: nobody but their channels needs to look."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,9 +81,11 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """Something durable will complete the call. `machines` are told of their work after the commit."""
+    """Something durable will complete the call. `machines` are told of their work after the commit; those that are
+    `there`, through their channels alone."""
 
     machines: tuple[UUID, ...] = ()
+    there: bool = False
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -242,7 +244,9 @@ class _Attempt:
         if isinstance(outcome, Queued):
             state = "waiting"
             self._deps.feed.tool_call(hot.agent_id, self._call.id, state)
-        if not isinstance(outcome, ToolResult) and outcome.machines:
+        if isinstance(outcome, Queued) and outcome.there:
+            self._deps.hints.commands(outcome.machines)
+        elif not isinstance(outcome, ToolResult) and outcome.machines:
             self._deps.hints.machines(outcome.machines)
         return _settled(state, events, hot)
 

@@ -148,14 +148,15 @@ class Sessions:
         await asyncio.gather(*(session.close(GOING_AWAY) for session in list(self._open.values())))
 
     async def _hear(self) -> None:
-        with self._bus.subscribe({Kind.MACHINES}) as subscription:
+        kinds = {Kind.MACHINES, Kind.COMMANDS}
+        with self._bus.subscribe(kinds) as subscription:
             while True:
                 batch = await subscription.get()
-                if Kind.MACHINES in batch.everything:
+                if kinds & batch.everything:
                     for session in self._open.values():
                         session.wake()
                     continue
-                for text in batch.ids.get(Kind.MACHINES, frozenset()):
+                for text in frozenset[str]().union(*batch.ids.values()):
                     found = self._open.get(text)
                     if found is not None:
                         found.wake()

@@ -11,8 +11,10 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import pytest
 
 from omnara.db import machine_calls
+from omnara.db.hintwire import Kind
 from omnara.domain.content import TextBlock
 from omnara.domain.message import AssistantMessage
 from omnara.engine.cancel import cancel_agent
@@ -85,6 +87,28 @@ async def test_a_command_waits_for_its_machine_and_its_result_goes_on(database: 
         assert (value["process_id"], value["state"], value["exit_code"]) == (offer.process_id, "exited", 0)
         assert (await engine.events(agent))[-1][2]["content_blocks"] == [{"type": "text", "text": "done"}]
         assert await step_states(engine, agent) == ["succeeded"] * 3
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_command_for_a_machine_that_is_there_concerns_its_channel_alone(database: str, connected: bool) -> None:
+    """Who makes, wakes and drives machines looks only when one is not there: a look is several statements."""
+    async with engine_on(database, scripted([("run_command", {"command": "make"})])) as engine:
+        [agent] = await engine.add_agents(tools=ALL)
+        machine_id = await add_machine(engine)
+        await bind(engine, agent, machine_id, "mchr-aaaaaa")
+        [replica] = await engine.start()
+        machine = HandMachine(replica.deps, machine_id)
+        if connected:
+            await machine.connect()
+        with engine.hints.buses[0].subscribe({Kind.MACHINES, Kind.COMMANDS}) as heard:
+            await engine.say(agent)
+            async with asyncio.timeout(10):
+                batch = await heard.get()
+        assert batch.ids == {Kind.COMMANDS if connected else Kind.MACHINES: frozenset({str(machine_id)})}
+        if not connected:
+            await machine.connect()
+        await machine.finished((await machine.take()).process_id)
+        await engine.until_idle(agent)
 
 
 async def test_a_tools_step_without_effects_costs_no_second_claim(database: str) -> None:

@@ -84,6 +84,14 @@ class LocalHints:
             for bus in self.buses:
                 bus.publish(Hint(Kind.MACHINES, tuple(str(machine_id) for machine_id in machine_ids)))
 
+    def commands(self, machine_ids: Iterable[UUID]) -> None:
+        """Tell every bus that these machines, which are there, have work."""
+        from omnara.db.hintwire import Hint, Kind
+
+        if not self.muted:
+            for bus in self.buses:
+                bus.publish(Hint(Kind.COMMANDS, tuple(str(machine_id) for machine_id in machine_ids)))
+
     def cancel(self, agent_ids: Iterable[UUID]) -> None:
         """Tell every worker that work was taken away."""
         from omnara.db.hintwire import Hint, Kind

@@ -98,6 +98,9 @@ class RecordedHints:
     def machines(self, machine_ids: Any) -> None:
         self.sent += [("machines", machine_id) for machine_id in machine_ids]
 
+    def commands(self, machine_ids: Any) -> None:
+        self.sent += [("commands", machine_id) for machine_id in machine_ids]
+
 
 class Call(msgspec.Struct):
     """A tool call that the hand-driven model asks for."""

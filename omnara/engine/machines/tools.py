@@ -21,7 +21,7 @@ from omnara.domain.content import StructuredDataBlock
 from omnara.domain.text import is_blank
 from omnara.engine.machines import sandbox, tools_machines
 from omnara.engine.machines.approved import invalidated
-from omnara.engine.machines.targets import choose, environment, unreachable
+from omnara.engine.machines.targets import choose, connection_of, environment, unreachable
 from omnara.engine.tool_tx import Ahead, Outcome, Queued, Transaction, TransactionalTool
 from omnara.ids import IdKind, InvalidPublicId, decode, encode, new_uuid
 from omnara.tools.builtin.machine_processes import MAX_COMMAND_BYTES
@@ -66,7 +66,7 @@ async def run_command(tx: Transaction) -> Outcome:
             f"There are {most} processes that are not over, which is the most. Stop one of them first.",
             "agent_process_limit_reached",
         )
-    return Queued((machine.machine_id,))
+    return Queued((machine.machine_id,), there=connection_of(machine) == "online")
 
 
 def _process(tx: Transaction, machine: BoundMachine, command: str) -> NewProcess:
@@ -183,7 +183,7 @@ async def _act(tx: Transaction, process: LockedProcess, kind: str, payload: dict
         return away
     text = msgspec.json.encode(payload).decode()
     await machine_calls.insert_action(tx.connection, new_uuid(), process.id, tx.call_id, kind, text)
-    return Queued((machine.machine_id,))
+    return Queued((machine.machine_id,), there=connection_of(machine) == "online")
 
 
 def _failed(reason_code: str, process: LockedProcess) -> ToolResult:
