@@ -10,14 +10,31 @@ import pytest
 from omnara.client import Client
 from omnara.ids import IdKind, decode
 from tests.support.cluster import Cluster
+from tests.support.postgres import PostgresForTests
+from tests.support.times import Times
 from tests.support.waiting import until
 
 AGENTS = 400
 CONFIG = "instruction: Be brief.\nmodel: {provider_config: anthropic, name: claude-sonnet-4-6}\n"
 
 
-@pytest.mark.parametrize("what", ["project", pytest.param("organization", marks=pytest.mark.slow)])
-async def test_what_is_deleted_is_emptied_whoever_is_killed(cluster: Cluster, client: Client, what: str) -> None:
+async def test_a_deleted_project_is_emptied_whoever_is_killed(cluster: Cluster, client: Client) -> None:
+    await deleted_and_emptied(cluster, client, "project")
+
+
+@pytest.mark.slow
+async def test_a_deleted_organization_is_emptied_whoever_is_killed(
+    postgres: PostgresForTests, tmp_path_factory: pytest.TempPathFactory, times: Times
+) -> None:
+    """In a cluster of its own: the organization is all that there is."""
+    async with postgres.fresh() as dsn, Cluster(dsn, tmp_path_factory.mktemp("cluster"), times) as cluster:
+        (cluster.front,) = await cluster.start(roles="api")
+        await deleted_and_emptied(cluster, cluster.client(cluster.front), "organization")
+        await cluster.verify()
+
+
+async def deleted_and_emptied(cluster: Cluster, client: Client, what: str) -> None:
+    """Delete it with many agents, kill the process that empties it, and see the next one go on."""
     org = (await client.project_path()).split("/")[4]
     headers = {"Authorization": f"Bearer {cluster.key}"}
     async with aiohttp.ClientSession(cluster.front.url, headers=headers) as session:
