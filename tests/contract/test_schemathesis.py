@@ -40,8 +40,8 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-EXAMPLES = 5, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
-"""Of each operation and mode; the first make some 1,300 requests, half of them valid."""
+EXAMPLES = 3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+"""Of each operation and mode; the first make some 800 requests, half of them valid."""
 TOOLS = """tools:
   ask_question: {}
   look:

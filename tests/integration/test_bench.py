@@ -117,6 +117,7 @@ async def test_minutes_are_watched_one_by_one(postgres: PostgresForTests) -> Non
     assert run.figures["flat"] in (0, 1)
 
 
+@pytest.mark.slow
 async def test_overload_turns_clients_away_and_loses_nothing(postgres: PostgresForTests) -> None:
     with durable_enough() as patch:
         patch.setattr(overload, "WARM_UP_S", 0.2)
@@ -316,6 +317,7 @@ async def test_stop_ends_a_process_by_signal(tmp_path: Path) -> None:
     assert not process.running
 
 
+@pytest.mark.slow
 async def test_commands_are_timed_on_machines_that_go_away_afterwards(postgres: PostgresForTests) -> None:
     """The whole scenario in small. What a server leaves open on machines that are gone would be told as wrong."""
     with durable_enough() as patch:
