@@ -27,6 +27,7 @@ __all__ = ["OwnDaemons"]
 log = get_logger(__name__)
 
 ASK_S: Final = 30.0
+"""For one answer of a provider, as for what is woken: beyond that its place counts as out of reach."""
 _FIRST: Final = UUID(int=0)
 
 

@@ -18,7 +18,16 @@ from omnara.fleet.outstanding import MOST_OFFERS
 from omnara.fleet.sessions import Sessions
 from omnara.ids import IdKind, decode, encode, new_uuid
 from tests.contract.server import ApiServer, api_server, invariants_hold
-from tests.support.machines import BASE, RawDaemon, TestMachine, bind, make_machine, queue_command, raw_daemon
+from tests.support.machines import (
+    BASE,
+    RawDaemon,
+    TestMachine,
+    bind,
+    make_machine,
+    process_claim,
+    queue_command,
+    raw_daemon,
+)
 from tests.support.postgres import PostgresForTests
 from tests.support.tcp_proxy import proxied
 from tests.support.waiting import until
@@ -168,16 +177,7 @@ async def test_what_becomes_of_actions_is_told_without_a_payload_unless_it_is_to
 ) -> None:
     public = await daemon.take(await bench.queue("true"))
     action = {"process_action_id": encode(IdKind.PROCESS_ACTION, new_uuid()), "action_kind": "write", "seq": 1}
-    claim = {
-        "process_id": public,
-        "supervisor_instance_id": "one",
-        "phase": "accepted",
-        "supervisor_live": True,
-        "execution_committed": True,
-        "action_admission_closed": False,
-        "resolved_action_seq": 0,
-        "actions": [action | {"position": "terminal"}],
-    }
+    claim = process_claim(public, actions=[action | {"position": "terminal"}])
     (told,) = (await daemon.register([claim]))["reconciliation"]["processes"]
     # Its outcome is frozen there: a daemon that were to release it could not, and would never be registered.
     assert told["actions"] == [action | {"disposition": "settle"}]
@@ -312,17 +312,7 @@ async def test_what_the_database_has_forgotten_makes_the_machine_register(
     assert (await daemon.started(public))["ack_status"] == "permanent_reject"
     error = await daemon.expect("error")
     assert (error["error_code"], error["process_id"]) == ("reconciliation_conflict", public)
-    claim = {
-        "process_id": public,
-        "supervisor_instance_id": "s1",
-        "phase": "accepted",
-        "supervisor_live": True,
-        "execution_committed": True,
-        "action_admission_closed": False,
-        "resolved_action_seq": 0,
-        "actions": [],
-    }
-    registered = await daemon.register([claim])
+    registered = await daemon.register([process_claim(public)])
     assert [found["disposition"] for found in registered["reconciliation"]["processes"]] == ["release"]
     if lost == "grant":
         assert await bench.state(process_id) == "unknown"
@@ -336,16 +326,7 @@ async def test_what_the_database_has_forgotten_makes_the_machine_register(
 
 async def test_what_was_only_prepared_and_nobody_knows_is_closed(bench: Bench, daemon: RawDaemon) -> None:
     """A daemon can stop only what was accepted: told to release a preparation, it would fail to register for ever."""
-    claim = {
-        "process_id": encode(IdKind.PROCESS, new_uuid()),
-        "supervisor_instance_id": "s1",
-        "phase": "prepared",
-        "supervisor_live": True,
-        "execution_committed": False,
-        "action_admission_closed": False,
-        "resolved_action_seq": 0,
-        "actions": [],
-    }
+    claim = process_claim(encode(IdKind.PROCESS, new_uuid()), phase="prepared", execution_committed=False)
     registered = await daemon.register([claim])
     assert [found["disposition"] for found in registered["reconciliation"]["processes"]] == ["close_preparation"]
 
@@ -380,19 +361,7 @@ async def test_a_machine_cannot_touch_anothers_processes(bench: Bench, daemon: R
             status, body = await stranger.call(method, f"/runtimes/{daemon.runtime}/{path}")
             assert (status, body["code"]) == (410, "daemon_runtime_unregistered")
         assert (await stranger.refused(daemon.runtime))[0] == 410
-        claims = [
-            {
-                "process_id": encode(IdKind.PROCESS, process_id),
-                "supervisor_instance_id": "s1",
-                "phase": "accepted",
-                "supervisor_live": True,
-                "execution_committed": True,
-                "action_admission_closed": False,
-                "resolved_action_seq": 0,
-                "actions": [],
-            }
-            for process_id in (waiting, running)
-        ]
+        claims = [process_claim(encode(IdKind.PROCESS, process_id)) for process_id in (waiting, running)]
         rows = [await bench.process(process_id) for process_id in (waiting, running)]
         registered = await stranger.register(claims)
         assert [found["disposition"] for found in registered["reconciliation"]["processes"]] == ["release"] * 2

@@ -16,7 +16,7 @@ from omnara.ids import IdKind, encode
 from omnara.testing import say
 from tests.support.cluster import Cluster
 from tests.support.daemon_process import DaemonProcess, running
-from tests.support.machines import TestMachine, bind, make_machine, queue_command, raw_daemon
+from tests.support.machines import TestMachine, bind, make_machine, process_claim, queue_command, raw_daemon
 from tests.support.postgres import PostgresForTests
 from tests.support.processes import ServerProcess
 from tests.support.tcp_proxy import TcpProxy
@@ -78,20 +78,6 @@ async def scene(cluster: Cluster) -> AsyncIterator[Scene]:
     await cluster.verify()
 
 
-def claim(public: str) -> dict[str, Any]:
-    """What a daemon says of a command that runs on."""
-    return {
-        "process_id": public,
-        "supervisor_instance_id": "one",
-        "phase": "accepted",
-        "supervisor_live": True,
-        "execution_committed": True,
-        "action_admission_closed": False,
-        "resolved_action_seq": 0,
-        "actions": [],
-    }
-
-
 async def test_a_killed_replica_with_the_channel(scene: Scene) -> None:
     """Its machine is offline at once, connects to the other replica, and what was told twice counts once."""
     async with raw_daemon(scene.a.url, scene.machine) as daemon:
@@ -107,7 +93,7 @@ async def test_a_killed_replica_with_the_channel(scene: Scene) -> None:
 
         await until(offline, "the machine is offline long before its lease is over", limit_s=8)
         daemon.url = scene.b.url
-        answer = await daemon.register([claim(public)])
+        answer = await daemon.register([process_claim(public)])
         assert [found["disposition"] for found in answer["reconciliation"]["processes"]] == ["retain"]
         await daemon.connect()
         assert await scene.connection() == "online"

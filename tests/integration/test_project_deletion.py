@@ -142,18 +142,23 @@ async def test_whoever_comes_next_goes_on(doomed: Engine) -> None:
     assert await left(doomed) == 0
 
 
+def damage(monkeypatch: pytest.MonkeyPatch, agent_id: UUID) -> None:
+    """Let one agent be one that cannot be archived, until the patch is undone."""
+    real = lifecycle.archive_for_good
+
+    async def archive(deps: Any, each: UUID) -> None:
+        if each == agent_id:
+            raise LookupError("damaged")
+        await real(deps, each)
+
+    monkeypatch.setattr(emptying, "archive_for_good", archive)
+
+
 async def test_one_agent_that_cannot_be_archived_keeps_no_other(
     doomed: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [row] = await doomed.fetch("select id from agents order by created_at offset 100 limit 1")
-    real = lifecycle.archive_for_good
-
-    async def archive(deps: Any, agent_id: UUID) -> None:
-        if agent_id == row["id"]:
-            raise LookupError("damaged")
-        await real(deps, agent_id)
-
-    monkeypatch.setattr(emptying, "archive_for_good", archive)
+    damage(monkeypatch, row["id"])
     await delete(doomed)
     assert not await emptying.empty_projects(doomed.deps)
     assert await left(doomed) == 1
@@ -242,14 +247,7 @@ async def test_an_agent_that_cannot_be_archived_keeps_the_organizations_secrets(
     small: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [row] = await small.fetch("select id from agents order by created_at offset 1 limit 1")
-    real = lifecycle.archive_for_good
-
-    async def archive(deps: Any, agent_id: UUID) -> None:
-        if agent_id == row["id"]:
-            raise LookupError("damaged")
-        await real(deps, agent_id)
-
-    monkeypatch.setattr(emptying, "archive_for_good", archive)
+    damage(monkeypatch, row["id"])
     await delete_org(small.deps, small.p, small.project.org_id)
     assert not await emptying.empty_projects(small.deps)
     assert (await small.fetch(LEFT))[0]["secrets"] > 0

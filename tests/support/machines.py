@@ -126,6 +126,21 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
+def process_claim(public: str, **changes: Any) -> dict[str, Any]:
+    """What a daemon says, when it registers, of a command that runs."""
+    return {
+        "process_id": public,
+        "supervisor_instance_id": "one",
+        "phase": "accepted",
+        "supervisor_live": True,
+        "execution_committed": True,
+        "action_admission_closed": False,
+        "resolved_action_seq": 0,
+        "actions": [],
+        **changes,
+    }
+
+
 class RawDaemon:
     """The client's side of one machine: HTTP and a socket, frames as plain values."""
 

@@ -29,6 +29,7 @@ from omnara.db.migrate import load_migrations, migrate
 
 _counter = itertools.count(1)
 _ROOM = 4 * 2**30
+"""Bytes. The suite takes some hundreds of megabytes."""
 
 
 class PostgresForTests:

@@ -29,8 +29,10 @@ SOCKETS: Final = 4
 WAITING: Final = 256
 """Requests that may wait for their turn. After a restart, every daemon of a replica comes back within a second."""
 PATIENCE_S: Final = 2.0
+"""As long as a row lock is waited for: whoever waits longer stands behind something that is stuck."""
 RETRY_S: Final = 2.0
 REMEMBERED: Final = 10_000
+"""Tokens seen to be good: as many as an organization may have machines. One that is forgotten is looked up in line."""
 
 
 class Visit:

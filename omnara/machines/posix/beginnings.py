@@ -24,6 +24,7 @@ __all__ = ["Beginnings", "Keeper"]
 log = get_logger(__name__)
 
 _MOST = 16
+"""Four times what a channel offers at once: more than that does not come about while grants are on their way."""
 
 
 class Keeper(NamedTuple):
