@@ -157,9 +157,10 @@ async def silent_daemons(
     return [_silent(row) for row in rows]
 
 
-async def is_silent(connection: Connection, machine_id: UUID) -> bool:
-    """Whether the daemon of an active machine that nobody drives is out of reach."""
-    return bool(await connection.fetch(_SQL["silent_daemons"], [], [], UUID(int=0), machine_id, 0.0))
+async def silent_daemon(connection: Connection, machine_id: UUID) -> SilentDaemon | None:
+    """Return an active machine that nobody drives if its daemon is out of reach."""
+    row = await connection.fetchrow(_SQL["silent_daemons"], [], [], UUID(int=0), machine_id, 0.0)
+    return None if row is None else _silent(row)
 
 
 async def live_machines(connection: Connection, machine_ids: Collection[UUID]) -> set[UUID]:

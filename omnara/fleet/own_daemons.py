@@ -77,11 +77,12 @@ class OwnDaemons:
             )
         elif silent.never and silent.made_s > self._times.startup_s:
             why = "it was made, but no daemon connected from there"
-            if await provisioning.give_up(self._deps, machine, why):
+            if await provisioning.give_up(self._deps, machine, why, self._times):
                 log.warning("a machine is given up", machine_id=str(machine.id), why=why)
         elif state == "inactive" and machine.resource_id is not None:
-            if await idle.found_asleep(self._deps, machine):
+            found = await idle.found_asleep(self._deps, machine)
+            if found == "asleep":
                 probes.hit("machine_found_asleep", machine_id=machine.id)
-            else:
+            elif found == "needed":
                 async with asyncio.timeout(ASK_S):
                     await provider.wake(spec, machine.resource_id)

@@ -95,12 +95,13 @@ class Jobs:
         return spec if token is None else msgspec.structs.replace(spec, daemon=DaemonAccess(url, token.text))
 
     async def _made(self, provider: Provider, spec: MachineSpec, claimed: PlacedMachine, resource: Resource) -> None:
-        if await provisioning.completed(self._deps, claimed, resource):
+        became = await provisioning.completed(self._deps, claimed, resource)
+        if became == "active":
             probes.hit("machine_made", machine_id=claimed.id, generation=claimed.generation)
             return
-        # It is being removed, or was while this call went on: nobody else may know of what was made here.
         probes.hit("machine_made_too_late", machine_id=claimed.id)
-        await provider.delete(spec, resource.resource_id)
+        if became == "deleted":  # nobody else knows of what was made here
+            await provider.delete(spec, resource.resource_id)
 
     async def _remove(self, claimed: PlacedMachine) -> None:
         provider = self._reached.provider(claimed.provider)

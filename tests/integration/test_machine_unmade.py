@@ -85,7 +85,7 @@ async def test_without_an_engine_the_call_is_told_what_is_missing_and_a_later_on
         # The model tries again, and now there is an engine.
         await until_call(engine, waiting.agent, "run_command", "waiting")
         [machine] = await claimed(waiting)
-        assert await provisioning.completed(waiting.deps, machine, Resource(resource_id="r"))
+        assert await provisioning.completed(waiting.deps, machine, Resource(resource_id="r")) == "active"
         hand = HandMachine(waiting.deps, machine.id)
         await hand.connect()
         offer = await hand.take()
@@ -140,7 +140,7 @@ async def test_a_machine_that_was_made_and_that_no_server_reaches(database: str)
     async with engine_on(database, scripted([RUN])) as engine:
         waiting = await Waiting.begin(engine)
         [machine] = await claimed(waiting)
-        assert await provisioning.completed(waiting.deps, machine, Resource(resource_id="r"))
+        assert await provisioning.completed(waiting.deps, machine, Resource(resource_id="r")) == "active"
         assert await waiting.told() is None, "it was only just made"
         await waiting.age()
         told = await waiting.told()

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from omnara import probes
 from omnara.domain.processes import LIVE
 from omnara.engine.machines.sweeps import sweep
 from omnara.ids import IdKind, encode
@@ -187,6 +188,29 @@ async def test_an_answer_that_comes_after_the_deletion_leaves_nothing(replica: F
     go.set()
     await held.until_state("deleted", limit_s=10)
     await until(lambda: not place.machines, "nothing is left", limit_s=5)
+
+
+async def test_an_answer_that_comes_after_somebody_else_took_over_removes_nothing(replica: Fleet, place: Place) -> None:
+    """The place of a name is the same for both: what came too late is what the other one has made active."""
+    made, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(called: str, _: MachineSpec) -> None:
+        if called == "provision" and not made.is_set():
+            made.set()
+            await go.wait()
+
+    place.before = slow
+    held = await replica.machine("image")
+    async with asyncio.timeout(10):
+        await made.wait()
+    lapse = "update machines set claimed_until = now(), next_reconcile_after = now() where id = $1"
+    await replica.fetch(lapse, held.machine.id)
+    await held.until_state("active")
+    with probes.expect("machine_made_too_late", machine_id=held.machine.id) as late:
+        go.set()
+        await late.wait()
+    assert len(place.machines) == 1, "it is there still"
+    assert (await held.row())["lifecycle_state"] == "active"
 
 
 async def test_removal_is_tried_until_it_succeeds(replica: Fleet, place: Place) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 from uuid import UUID
 
 from omnara import probes
@@ -85,28 +85,28 @@ async def fall_asleep(deps: Deps, machine_id: UUID, providers: Sequence[str]) ->
         return None
 
 
-async def found_asleep(deps: Deps, machine: PlacedMachine) -> bool:
+async def found_asleep(deps: Deps, machine: PlacedMachine) -> Literal["asleep", "needed", "moved_on"]:
     """Mark a machine as asleep that its place has suspended, so that what comes to be done on it wakes it.
 
-    False when something is to be done already, its daemon is back, or the machine went another way. Own transaction.
-    Raises Unavailable.
+    `needed`: something is to be done already. `moved_on`: its daemon is back, or somebody else saw to the machine. Own
+    transaction. Raises Unavailable.
     """
 
-    async def work(connection: Connection) -> bool:
+    async def work(connection: Connection) -> Literal["asleep", "moved_on"]:
         found = await db.lock_lifecycle(connection, machine.id)
         if found is None or (found.state, found.version) != ("active", machine.lifecycle_version):
-            return False
-        if not await db.is_silent(connection, machine.id):
-            return False
+            return "moved_on"
+        if await db.silent_daemon(connection, machine.id) is None:
+            return "moved_on"
         await runtimes.end_active(connection, machine.id, ASLEEP)
         if await runtimes.has_pending_work(connection, machine.id):
             raise _Awake
-        return await db.fall_asleep(connection, machine.id)
+        return "asleep" if await db.fall_asleep(connection, machine.id) else "moved_on"
 
     try:
         return await deps.db.run(work)
     except _Awake:
-        return False
+        return "needed"
 
 
 async def claim_wakes(connection: Connection, reach: Sequence[tuple[str, str]], times: Times) -> list[PlacedMachine]:

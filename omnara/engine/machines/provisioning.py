@@ -11,7 +11,7 @@ import base64
 import secrets
 import uuid
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import msgspec
@@ -119,19 +119,22 @@ async def begin(deps: Deps, claimed: PlacedMachine, times: Times, *, with_token:
     return await deps.db.run(work)
 
 
-async def completed(deps: Deps, claimed: PlacedMachine, resource: Resource) -> bool:
-    """Make a machine active whose place was made, and say so; False when it went another way meanwhile.
+async def completed(deps: Deps, claimed: PlacedMachine, resource: Resource) -> Literal["active", "deleted", "moved_on"]:
+    """Make a machine active whose place was made, and say so; or say where it went meanwhile.
 
-    Then what was made is to be removed: at once when the machine is deleted, else by its removal, which needs the claim
-    that is given back here. Own transaction. Raises Unavailable.
+    What was made for one that is deleted is nobody's, and to be removed at once. One that has moved on is to be left
+    alone: its removal needs the claim that is given back here, or somebody else has made it active, with this very
+    place. Own transaction. Raises Unavailable.
     """
 
-    async def work(connection: Connection) -> bool:
+    async def work(connection: Connection) -> Literal["active", "deleted", "moved_on"]:
         metadata = msgspec.json.encode(dict(resource.details)).decode()
         done = await db.activate(connection, claimed, resource.resource_id, resource.sandbox_url, metadata)
-        if not done:
-            await db.release(connection, claimed)
-        return done
+        if done:
+            return "active"
+        await db.release(connection, claimed)
+        found = await db.lock_lifecycle(connection, claimed.id)
+        return "deleted" if found is None or found.state == "deleted" else "moved_on"
 
     done = await deps.db.run(work)
     deps.hints.machines((claimed.id,))
@@ -213,8 +216,10 @@ async def replace(deps: Deps, machine_id: UUID, generation: int, message: str) -
     return done
 
 
-async def give_up(deps: Deps, machine: PlacedMachine, message: str) -> bool:
+async def give_up(deps: Deps, machine: PlacedMachine, message: str, times: Times) -> bool:
     """Remove an active machine to which no daemon came, and end what waits for it; False when it went another way.
+
+    That none came is asked again under the lock: one that comes meanwhile changes nothing about the machine's life.
 
     Own transaction. Raises Unavailable.
     """
@@ -223,7 +228,8 @@ async def give_up(deps: Deps, machine: PlacedMachine, message: str) -> bool:
         found = await db.lock_lifecycle(connection, machine.id)
         if found is None or (found.state, found.version) != ("active", machine.lifecycle_version):
             return Told()
-        if not await db.is_silent(connection, machine.id):
+        silent = await db.silent_daemon(connection, machine.id)
+        if silent is None or not silent.never or silent.made_s <= times.startup_s:
             return Told()
         return await end_pool_machine(connection, machine.id, GAVE_UP, message[:MAX_MESSAGE])
 
