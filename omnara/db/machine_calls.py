@@ -127,6 +127,11 @@ async def insert_action(
     return row is not None
 
 
+async def lock_internal(connection: Connection, process_id: UUID) -> None:
+    """Lock a process of this server's own, before its actions: what is read after it is what who held it left."""
+    await connection.execute(_SQL["lock_internal"], process_id)
+
+
 async def internal_process(connection: Connection, process_id: UUID) -> tuple[str, int | None, str, str] | None:
     """Return state, exit code, reason and its message of a process of this server's own."""
     row = await connection.fetchrow(_SQL["internal_process"], process_id)

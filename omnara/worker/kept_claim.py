@@ -129,7 +129,7 @@ class KeptClaim:
             try:
                 if not await self._settle(call):
                     return False
-            except Exception as error:
+            except DatabaseUnavailable as error:
                 if not others_run:
                     raise
                 log.warning("transactional_calls_postponed", tool=call.name, error=repr(error))

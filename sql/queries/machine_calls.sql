@@ -60,6 +60,10 @@ insert into process_actions (id, agent_id, process_id, machine_id, tool_call_id,
 select $1, n.agent_id, $2, n.machine_id, $3, n.seq, $4, $5::json from n
 returning seq;
 
+-- name: lock_internal
+-- Lock such a process, before its actions. Index: processes_pkey.
+select id from processes where id = $1 for no key update;
+
 -- name: internal_process
 -- How a process of this server's own stands. Index: processes_pkey.
 select state, exit_code, reason_code, reason_message from processes where id = $1;

@@ -11,6 +11,8 @@ import base64
 import binascii
 import posixpath
 import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,7 +23,7 @@ from omnara.engine.artifacts import MAX_FILE_BYTES, artifact_uuid, attach, take_
 from omnara.engine.artifacts_check import media_type_of
 from omnara.engine.deps import Deps
 from omnara.engine.machines.transfer import Ended, Transfer, TransferFailed, begin
-from omnara.errors import InvalidRequest, RequestTooLarge
+from omnara.errors import InvalidRequest, RequestTooLarge, Unavailable
 from omnara.ids import IdKind, encode
 from omnara.tools.files import artifact_in
 from omnara.tools.protocol import ToolResult, failed, succeeded
@@ -86,10 +88,10 @@ class AgentMachineFiles:
         if isinstance(begun, ToolResult):
             return begun
         try:
-            data = await _read_file(begun)
-            await begun.forget()
+            async with _abandoned_when_it_fails(begun):
+                data = await _read_file(begun)
+                await begun.forget()
         except TransferFailed as failure:
-            await begun.abandon()
             return failure.result
         return await self._store(agent_id, tool_input, begun, data)
 
@@ -110,10 +112,10 @@ class AgentMachineFiles:
         if isinstance(begun, ToolResult):
             return begun
         try:
-            await _write_file(begun, await asyncio.to_thread(_pieces, data))
-            await begun.forget()
+            async with _abandoned_when_it_fails(begun):
+                await _write_file(begun, await asyncio.to_thread(_pieces, data))
+                await begun.forget()
         except TransferFailed as failure:
-            await begun.abandon()
             return failure.result
         facts = {"path": path, "size": len(data), "machine_ref": begun.machine.machine_ref}
         return succeeded(StructuredDataBlock(facts))
@@ -152,6 +154,17 @@ class AgentMachineFiles:
             "machine_ref": transfer.machine.machine_ref,
         }
         return succeeded(StructuredDataBlock(facts), stored)
+
+
+@asynccontextmanager
+async def _abandoned_when_it_fails(transfer: Transfer) -> AsyncIterator[None]:
+    """End the process and drop its pieces whatever goes wrong; one that is canceled is ended with its call."""
+    try:
+        yield
+    except Exception:
+        with suppress(Unavailable):  # its own limit ends it then
+            await transfer.abandon()
+        raise
 
 
 async def _read_file(transfer: Transfer) -> bytes:

@@ -194,6 +194,7 @@ class Transfer:
         ids = [new_uuid() for _ in payloads]
 
         async def queue(connection: Connection) -> None:
+            await machine_calls.lock_internal(connection, self._process_id)
             await machine_calls.forget_actions(connection, self._process_id)
             for action_id, payload in zip(ids, payloads, strict=True):
                 text = msgspec.json.encode(payload).decode()
