@@ -98,7 +98,7 @@ class Beginnings:
     async def _launched_if_possible(self, process_id: str) -> Keeper | None:
         try:
             return await self._launched(process_id)
-        except (KeyError, HomeLost, HomeFull) as error:
+        except (KeyError, HomeLost, HomeFull) as error:  # `take` tries again, and says it
             log.info("no keeper waits for a command", process_id=process_id, error=str(error))
             return None
 
@@ -107,7 +107,7 @@ class Beginnings:
 
     async def _launched(self, process_id: str) -> Keeper | None:
         sandbox = await self._inside()
-        ours, theirs = socket.socketpair()
+        ours, theirs = at_once(socket.socketpair)
         ours.send(message({"op": "ready", "sandbox": None if sandbox is None else {"pid": sandbox}}))
         ours.setblocking(False)
         try:

@@ -1,6 +1,6 @@
 """A home of processes in a directory of this computer. The keepers do the work; this finds them and reads after them.
 
-Nothing is kept in memory: whoever opens the directory next, after whatever death, sees the same.
+Nothing that counts is kept in memory: whoever opens the directory next, after whatever death, sees the same.
 """
 
 from __future__ import annotations

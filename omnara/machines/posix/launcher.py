@@ -57,7 +57,9 @@ class Launcher:
         try:
             if self._server is None or self._server.poll() is not None or self._line is None:
                 return False
-            if not select.select([], [self._line], [], 0)[1]:
+            room = select.poll()
+            room.register(self._line, select.POLLOUT)
+            if not any(events & select.POLLOUT for _, events in room.poll(0)):
                 return False
             passed = array.array("i", [connection.fileno(), directory])
             self._line.sendmsg([b"k"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])

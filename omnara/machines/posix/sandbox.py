@@ -99,22 +99,25 @@ class Bubblewrap:
         self._network = network
         self._look_s = look_s
         self._first: First | None = None
+        self._entering = asyncio.Lock()
 
     async def enter(self) -> int:
         """Return the first process inside, begun if need be. Raises HomeLost."""
-        if self._first is None or not identity.runs(*self._first):
-            self._first = await asyncio.to_thread(self._enter)
-        return self._first.pid
+        async with self._entering:  # many may want to at once, and one thread is enough for that
+            if self._first is None or not identity.runs(*self._first):
+                self._first = await asyncio.to_thread(self._enter)
+            return self._first.pid
 
     def _enter(self) -> First:
-        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory = os.open(self._state, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            return self._living(directory) or self._begin(directory)
-        except OSError as error:
+            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory = os.open(self._state, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                return self._living(directory) or self._begin(directory)
+            finally:
+                os.close(directory)
+        except (OSError, subprocess.TimeoutExpired) as error:
             raise HomeLost(f"the machine's sandbox cannot be started: {error}") from error
-        finally:
-            os.close(directory)
 
     @staticmethod
     def _living(directory: int) -> First | None:

@@ -132,7 +132,8 @@ class Keeper:
             self._waiting = child.prepare(self._launch, sandbox)
             files.fill_pair(self._directory, files.BIT, _who(self._waiting.pid), durably=False)
         self._waiting.begin()
-        self._remove_launch()  # while it becomes the command
+        with contextlib.suppress(OSError):  # it is being the command by now; the end removes what is left
+            self._remove_launch()
         return self._waiting.started()
 
     def _take(self, started: child.Started, sandbox: int | None) -> None:

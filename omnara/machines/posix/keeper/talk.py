@@ -1,7 +1,7 @@
 """How a keeper is spoken to: one connection for each request, one answer, and both close.
 
 A request is a length (four bytes), that many bytes of JSON, and the bytes that its `size` announces; `ready`, ahead of
-the word to begin, is the only one that has no answer and no connection of its own. An answer is a
+the word to begin, has no connection of its own; only a keeper that has begun already answers it. An answer is a
 length and JSON. A connection that ends without an answer means that the keeper is gone: the files say the rest.
 
 A keeper may be older than whoever speaks to it, since commands outlive updates: requests may gain fields, and no more.
