@@ -175,12 +175,23 @@ async def lock_waiting_report(
     return HotRow(*values[:17]), ReportedProcess(*values[17:37]), CallRow(*values[37:])
 
 
+_NO_END = (None,) * 9
+
+
 async def publish(
-    connection: Connection, hot: HotRow, call_id: UUID, outcome: str, event: NewEventRow, *, wake: bool
+    connection: Connection,
+    hot: HotRow,
+    call_id: UUID,
+    outcome: str,
+    event: NewEventRow,
+    *,
+    wake: bool,
+    ended: tuple[UUID, Finish] | None = None,
 ) -> None:
     """Write the one result that was added to a locked agent, its call and its hot row, in one statement.
 
-    Raises RuntimeError when the call did not wait: the lock rules that out, so the transaction must end.
+    `ended`: a locked process whose end is written with it, as `finished` does. Raises RuntimeError when the call did
+    not wait: the lock rules that out, so the transaction must end.
     """
     whole = await connection.fetchval(
         _SQL["publish_result"],
@@ -195,6 +206,7 @@ async def publish(
         hot.batch_sequence,
         hot.open_calls,
         wake,
+        *(_NO_END if ended is None else (ended[0], *msgspec.structs.astuple(ended[1]))),
     )
     if not whole:
         raise RuntimeError("a call was completed twice under the lock of its agent")

@@ -115,7 +115,8 @@ for no key update of s, p, t;
 
 -- name: publish_result
 -- The result of one call of a locked agent: event, call and hot row in one statement. $11: the agent has something to do.
--- Index: events_pkey, tool_calls_agent_id_id_key, agent_sched_pkey.
+-- $12 not null: with the end of that locked process, as in process_finished ($13 to $20); both closed at one time.
+-- Index: events_pkey, tool_calls_agent_id_id_key, agent_sched_pkey, processes_pkey.
 with e as (
   insert into events (agent_id, sequence, id, kind, turn_id, turn_sequence, payload)
   values ($1, $2, $3, 'tool_result', $4, $5, $6::json)
@@ -128,6 +129,12 @@ h as (
   update agent_sched set next_sequence = $2 + 1, batch_sequence = $9, open_calls = $10, inputs_gen = inputs_gen + 1,
     ready_at = case when $11::boolean then least(ready_at, statement_timestamp()) else ready_at end
   where agent_id = $1 returning agent_id
+),
+p as (
+  update processes set state = $13, reason_code = $14, reason_message = $15, exit_code = $16, exit_signal = $17,
+    started_at = coalesce(started_at, $18), default_cursor = coalesce($19, default_cursor), ended_at = $20,
+    closed_at = statement_timestamp()
+  where id = $12
 )
 select (select count(*) from c) = 1 and (select count(*) from h) = 1 as whole;
 

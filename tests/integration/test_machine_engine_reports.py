@@ -440,7 +440,7 @@ async def test_the_first_command_in_a_new_place_tells_of_it(engine: Engine) -> N
     assert notices[1] == ""
 
 
-async def test_the_usual_report_takes_three_statements(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_usual_report_takes_two_statements(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     floor = await Floor.make(engine)
     job = await floor.job()
     await floor.accept(job)
@@ -460,4 +460,4 @@ async def test_the_usual_report_takes_three_statements(engine: Engine, monkeypat
     monkeypatch.setattr(floor.deps.db, "run", counted)
     assert (await floor.finished(job, "ok")).ack_status == "committed"
     names = [statement.split(" */")[0].removeprefix("/* processes.") for statement in statements]
-    assert names == ["lock_waiting_report", "process_finished", "publish_result"]
+    assert names == ["lock_waiting_report", "publish_result"]

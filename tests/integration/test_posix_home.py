@@ -449,11 +449,14 @@ async def test_a_half_made_process_is_not_there(home: HomeOfTest) -> None:
 async def test_damaged_files_of_one_process_do_not_hide_the_others(home: HomeOfTest) -> None:
     """A disk that lost what it had confirmed: the server is not told of that process, and settles it as unknown."""
     whole = await home.run("echo whole")
-    for number, (name, content) in enumerate([("lock", b""), ("lock", None), ("executed", b""), ("exit.json", b"{")]):
+    for number, damage in enumerate([slice(0, None), None, slice(4096, 8192), slice(8192, 12288)]):
         damaged = await home.run(f"echo {number}")
-        file = home.directory(damaged.process_id) / name
-        file.unlink()
-        if content is not None:
+        file = home.directory(damaged.process_id) / "process"
+        if damage is None:
+            file.unlink()
+        else:
+            content = bytearray(file.read_bytes())
+            content[damage] = b"" if damage.stop is None else b"{".ljust(4096, b"\0")
             file.write_bytes(content)
     found = await home.opened().processes()
     assert found[0] == whole

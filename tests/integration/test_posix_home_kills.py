@@ -169,7 +169,7 @@ async def test_another_process_with_the_number_of_the_leader_is_left_alone(home:
             os.kill(keeper, 19)
             fd = os.open(home.directory(record.process_id), os.O_RDONLY)
             try:
-                files.fill_pair(fd, files.BIT, {"boot": _boot(), "pid": stranger.pid, "start": "1"})
+                files.fill_bit(fd, {"boot": _boot(), "pid": stranger.pid, "start": "1"})
             finally:
                 os.close(fd)
             kill(keeper)

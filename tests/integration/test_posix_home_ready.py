@@ -73,7 +73,7 @@ async def test_a_home_that_is_closed_leaves_nobody_waiting(home: HomeOfTest) -> 
     directory = await prepared(home)
     await home.home.close()
     await until(lambda: not there(directory), "keeper and child are gone")
-    assert sorted(os.listdir(directory)) == ["executed", "exit.json", "launch.json", "lock"]
+    assert sorted(os.listdir(directory)) == ["launch.json", "process"]
     await once(home)
 
 

@@ -14,7 +14,7 @@ from omnara.machines.posix.keeper import files
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[int]:
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    files.fresh_files(fd, {files.LOCK: b"{}"})
+    files.fresh_files(fd, b"{}", {"piece_bytes": 7})
     yield fd
     os.close(fd)
 
@@ -24,11 +24,12 @@ def test_a_fresh_directory_has_room_for_all_that_comes_later(directory: int, tmp
     assert files.read_exit(directory) is None
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     files.take_bit(directory, {"started_at": "now"})
-    files.fill_pair(directory, files.BIT, {"pid": 7})
+    files.fill_bit(directory, {"pid": 7})
     files.write_exit(directory, {"state": "exited"})
     assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == sizes
     assert files.read_bit(directory) == ({"started_at": "now"}, {"pid": 7})
     assert files.read_exit(directory) == {"state": "exited"}
+    assert files.read_meta(directory) == {"piece_bytes": 7}
 
 
 def test_the_bit_is_taken_once(directory: int) -> None:
@@ -40,7 +41,8 @@ def test_the_bit_is_taken_once(directory: int) -> None:
 
 @pytest.mark.parametrize("content", [b"", b'{"started', b" " * 4095, b"\0" * 4096, b"{" + b" " * 4095])
 def test_what_is_left_of_a_damaged_bit_counts_as_taken(directory: int, tmp_path: Path, content: bytes) -> None:
-    (tmp_path / files.BIT).write_bytes(content)
+    whole = (tmp_path / files.PROCESS).read_bytes()
+    (tmp_path / files.PROCESS).write_bytes(whole[:4096] + content + (whole[8192:] if len(content) == 4096 else b""))
     assert files.read_bit(directory) == ({}, None)
     with pytest.raises(FileExistsError):
         files.take_bit(directory, {"started_at": "again"})
@@ -48,4 +50,4 @@ def test_what_is_left_of_a_damaged_bit_counts_as_taken(directory: int, tmp_path:
 
 def test_files_that_are_there_are_not_filled_again(directory: int) -> None:
     with pytest.raises(FileExistsError):
-        files.fresh_files(directory, {})
+        files.fresh_files(directory, b"{}", {})

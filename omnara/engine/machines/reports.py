@@ -19,7 +19,7 @@ from omnara.db import runtimes
 from omnara.db.agents import HotRow
 from omnara.db.calls import CallRow
 from omnara.db.connection import Connection
-from omnara.db.processes import ReportedAction, ReportedProcess
+from omnara.db.processes import Finish, ReportedAction, ReportedProcess
 from omnara.domain.processes import (
     REPLACED,
     action_result,
@@ -30,7 +30,7 @@ from omnara.domain.processes import (
 from omnara.domain.text import clean_text
 from omnara.engine.appending import Appending, wake_if_runnable
 from omnara.engine.deps import Deps
-from omnara.engine.machines import verdicts
+from omnara.engine.machines import refusals, verdicts
 from omnara.engine.machines.completing import Added, Result, Told, add_result, add_results, results_of
 from omnara.engine.machines.redact import redacted
 from omnara.engine.machines.verdicts import ActionEvent, Apply, ReadPayload, Reject, Repeated, Settled, Verdict
@@ -42,7 +42,6 @@ from omnara.machines.frames import Report, ReportAck
 log = get_logger(__name__)
 
 INVALID_READ: Final = "invalid_read_observation"
-INVALID_RUNTIME: Final = "invalid_runtime"
 
 
 async def apply(deps: Deps, runtime_id: UUID, report: Report) -> ReportAck:
@@ -54,7 +53,7 @@ async def apply(deps: Deps, runtime_id: UUID, report: Report) -> ReportAck:
     try:
         process_id = decode(IdKind.PROCESS, report.event.process_id)
     except InvalidPublicId:
-        return _reject(report, Reject(verdicts.INVALID, "the process id is none"))
+        return refusals.reject(report, Reject(verdicts.INVALID, "the process id is none"))
 
     async def work(connection: Connection) -> _Applied:
         if isinstance(report.event, ProcessStarted | ProcessFinished):
@@ -63,7 +62,7 @@ async def apply(deps: Deps, runtime_id: UUID, report: Report) -> ReportAck:
                 return await _Reported(deps, connection, report, *waiting).apply()
         locked = await db.lock_for_report(connection, runtime_id, process_id)
         if locked is None:
-            return await _refused(connection, runtime_id, report)
+            return _Applied(await refusals.refused(connection, runtime_id, report), Told())
         return await _Reported(deps, connection, report, *locked).apply()
 
     done = await deps.db.run(work)
@@ -80,20 +79,6 @@ class _Applied(msgspec.Struct):
     ack: ReportAck
     told: Told
     quiet_machine: UUID | None = None
-
-
-async def _refused(connection: Connection, runtime_id: UUID, report: Report) -> _Applied:
-    if await db.may_report(connection, runtime_id):
-        return _Applied(_reject(report, Reject(verdicts.INVALID, verdicts.NO_SUCH_PROCESS)), Told())
-    error = "the runtime is not the machine's"
-    ack = ReportAck(ack_status="transient_error", report_id=report.report_id, error_code=INVALID_RUNTIME, error=error)
-    return _Applied(ack, Told())
-
-
-def _reject(report: Report, verdict: Reject) -> ReportAck:
-    return ReportAck(
-        ack_status="permanent_reject", report_id=report.report_id, error_code=verdict.code, error=verdict.error
-    )
 
 
 class _Reported:
@@ -115,6 +100,7 @@ class _Reported:
         self._call = call
         self._appending = Appending(connection, hot)
         self._added: list[Added] = []
+        self._ended: Finish | None = None
         self._told = Told()
         self._told_replaced = False
 
@@ -172,8 +158,11 @@ class _Reported:
             )
             won = await self._add(self._process.tool_call_id, outcome, value)
         cursor = event.result.next_cursor if won and event.result is not None else None
-        await db.finished(self._connection, self._process.id, verdicts.finish_of(event, cursor))
-        if self._process.next_action_seq > 1:
+        end = verdicts.finish_of(event, cursor)
+        if won and self._process.next_action_seq == 1:
+            self._ended = end  # is written with the result
+        else:
+            await db.finished(self._connection, self._process.id, end)
             ended = await ends.end_actions_of(self._connection, [self._process.id])
             results = results_of((), ended).get(self._process.agent_id, [])
             self._added += await add_results(self._connection, self._appending, results)
@@ -198,10 +187,10 @@ class _Reported:
         try:
             action_id = decode(IdKind.PROCESS_ACTION, event.process_action_id)
         except InvalidPublicId:
-            return _reject(self._report, Reject(verdicts.INVALID, "the action id is none"))
+            return refusals.reject(self._report, Reject(verdicts.INVALID, "the action id is none"))
         action = await db.lock_action(self._connection, self._process.id, action_id)
         if action is None:
-            return _reject(self._report, Reject(verdicts.INVALID, "the process has no such action"))
+            return refusals.reject(self._report, Reject(verdicts.INVALID, "the process has no such action"))
         verdict = verdicts.judge_action(action, event)
         if not isinstance(verdict, Apply):
             return await self._judged(verdict, action.tool_call_id, action.closed_at)
@@ -275,12 +264,13 @@ class _Reported:
             return
         (one,) = self._added
         wake = wake_if_runnable(hot) == "wake"
-        await db.publish(self._connection, hot, one.call.id, one.outcome, one.event, wake=wake)
+        ended = None if self._ended is None else (self._process.id, self._ended)
+        await db.publish(self._connection, hot, one.call.id, one.outcome, one.event, wake=wake, ended=ended)
         self._told.calls.append(msgspec.structs.replace(one.call, state="completed", outcome=one.outcome))
 
     async def _judged(self, verdict: Verdict, call_id: UUID | None, closed_at: datetime | None) -> ReportAck:
         if isinstance(verdict, Reject):
-            return _reject(self._report, verdict)
+            return refusals.reject(self._report, verdict)
         if isinstance(verdict, Repeated) and await self._published(call_id, closed_at):
             return self._ack("committed")
         assert isinstance(verdict, Repeated | Settled), "what is to be applied was applied"

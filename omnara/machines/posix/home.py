@@ -17,10 +17,10 @@ import msgspec
 
 from omnara.machines.posix import environment, speech
 from omnara.machines.posix.beginnings import Beginnings, Keeper
-from omnara.machines.posix.keeper.stdin import AFTER_THE_END, UNRECOVERABLE
+from omnara.machines.posix.keeper.stdin import UNRECOVERABLE
 from omnara.machines.posix.keeper.talk import LONGEST_DATA, message
 from omnara.machines.posix.launcher import Launcher
-from omnara.machines.posix.records import checked
+from omnara.machines.posix.records import checked, without_keeper
 from omnara.machines.posix.store import Store
 from omnara.machines.posix.terms import Limits, Sandbox, User
 from omnara.machines.posix.threads import at_once, in_thread
@@ -44,6 +44,8 @@ _LAUNCHES = 3
 _TURNS = 100
 """A keeper that is just ending hangs up and is gone within a few of them."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.2
+_SMALL_BYTES, _JUST_ENDED = 65_536, 64
+"""What was written a moment ago, and is no more than a report may hold, is read without a thread."""
 
 
 class PosixHome:
@@ -75,6 +77,7 @@ class PosixHome:
         self._own_launcher = self._launcher if launcher is None else None
         self._user = user
         self._limits = limits or Limits()
+        self._just_ended: set[str] = set()
         self._beginnings = Beginnings(self._store, self._launcher, sandbox)
 
     async def close(self) -> None:
@@ -127,8 +130,15 @@ class PosixHome:
                 return await self.watch(process_id, 0, max(0.0, deadline - time.monotonic()))
             with keeper.line:
                 if await self._committed(keeper, process_id, deadline):
-                    return self._known(at_once(self._store.record, process_id), process_id)
+                    return self._fresh(process_id)
         raise HomeLost(f"{process_id} could not be started: its keeper died {_LAUNCHES} times")
+
+    def _fresh(self, process_id: str) -> ProcessRecord:
+        """Read what a keeper has just written; if the process is over, its output is soon asked for."""
+        record = self._known(at_once(self._store.record, process_id), process_id)
+        if record.exit is not None and record.output_end <= _SMALL_BYTES and len(self._just_ended) < _JUST_ENDED:
+            self._just_ended.add(process_id)
+        return record
 
     @staticmethod
     async def _committed(keeper: Keeper, process_id: str, deadline: float) -> bool:
@@ -201,7 +211,11 @@ class PosixHome:
 
     async def read(self, process_id: str, cursor: int, max_bytes: int) -> OutputSlice:
         """See `Home`. A cursor beyond the end gives nothing; `end` tells. Raises KeyError for an unknown process."""
-        found = await in_thread(self._store.output, process_id, cursor, max_bytes)
+        if process_id in self._just_ended:
+            self._just_ended.discard(process_id)
+            found = at_once(self._store.output, process_id, cursor, max_bytes)
+        else:
+            found = await in_thread(self._store.output, process_id, cursor, max_bytes)
         if found is None:
             raise KeyError(process_id)
         return found
@@ -231,7 +245,7 @@ class PosixHome:
             if known is not None and known.outcome is not None:
                 return known.outcome
             if not (record.execution_committed and record.supervisor_live):
-                outcome = UNRECOVERABLE if known is not None else _without_keeper(record, kind)
+                outcome = UNRECOVERABLE if known is not None else without_keeper(record, kind)
                 mark = ActionRecord(
                     action_id=action_id, kind=kind, seq=seq, outcome=msgspec.convert(outcome, ActionOutcome)
                 )
@@ -268,14 +282,5 @@ class PosixHome:
     async def forget(self, process_id: str) -> None:
         """See `Home`. Raises ValueError while the process runs."""
         self._beginnings.send_away(process_id)
+        self._just_ended.discard(process_id)
         await in_thread(self._store.remove, process_id)
-
-
-def _without_keeper(record: ProcessRecord, kind: ActionKind) -> Mapping[str, str]:
-    """Say what an action comes to when nobody can do it. Source: machines.md §4."""
-    if record.exit is not None and record.exit.state != "unknown":
-        return AFTER_THE_END[kind]
-    if not record.execution_committed:
-        return {"state": "failed", "reason_code": "process_not_running", "reason_message": "It was not started yet."}
-    text = "What became of the process is not known."
-    return {"state": "failed", "reason_code": "process_state_unknown", "reason_message": text}

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 
 import msgspec
 
 from omnara.machines.posix.keeper import files
 from omnara.machines.posix.keeper.output import OutputReader
-from omnara.machines.processes import ActionOutcome, ActionRecord, ExitRecord, Phase, ProcessRecord
+from omnara.machines.posix.keeper.stdin import AFTER_THE_END
+from omnara.machines.processes import ActionKind, ActionOutcome, ActionRecord, ExitRecord, Phase, ProcessRecord
 
-__all__ = ["ACKNOWLEDGED", "acknowledged", "action_of", "checked", "is_settled", "reader_of", "record_of"]
+__all__ = [
+    "ACKNOWLEDGED",
+    "acknowledged",
+    "action_of",
+    "checked",
+    "is_settled",
+    "prepared",
+    "reader_of",
+    "record_of",
+    "without_keeper",
+]
 
 ACKNOWLEDGED = "acknowledged"
 _ACTION = files.action_file("")
@@ -27,7 +39,7 @@ def checked(name: str) -> str:
 
 def reader_of(fd: int) -> OutputReader:
     """Return what reads the output."""
-    return OutputReader(fd, (files.read_json(fd, files.LOCK) or {})["piece_bytes"])
+    return OutputReader(fd, (files.read_meta(fd) or {})["piece_bytes"])
 
 
 def acknowledged(fd: int) -> frozenset[str]:
@@ -66,6 +78,18 @@ def is_settled(record: ProcessRecord) -> bool:
     return record.exit_acknowledged and all(action.acknowledged for action in record.actions)
 
 
+def prepared(process_id: str, supervisor_id: str) -> ProcessRecord:
+    """Return what `record_of` finds in a directory that was made a moment ago."""
+    return ProcessRecord(
+        process_id=process_id,
+        supervisor_id=supervisor_id,
+        phase="prepared",
+        supervisor_live=True,
+        execution_committed=False,
+        actions=[],
+    )
+
+
 def _exit(fd: int) -> ExitRecord | None:
     found = files.read_exit(fd)
     return None if found is None else msgspec.convert(found, ExitRecord)
@@ -84,7 +108,7 @@ def record_of(fd: int, process_id: str) -> ProcessRecord:
     started_at = ended.started_at if ended is not None else (bit or ({},))[0].get("started_at")
     return ProcessRecord(
         process_id=process_id,
-        supervisor_id=(files.read_json(fd, files.LOCK) or {})["supervisor_id"],
+        supervisor_id=(files.read_meta(fd) or {})["supervisor_id"],
         phase=phase,
         supervisor_live=live,
         execution_committed=bit is not None,
@@ -96,3 +120,13 @@ def record_of(fd: int, process_id: str) -> ProcessRecord:
         started_acknowledged="started" in known,
         exit_acknowledged="exit" in known,
     )
+
+
+def without_keeper(record: ProcessRecord, kind: ActionKind) -> Mapping[str, str]:
+    """Say what an action comes to when nobody can do it. Source: machines.md §4."""
+    if record.exit is not None and record.exit.state != "unknown":
+        return AFTER_THE_END[kind]
+    if not record.execution_committed:
+        return {"state": "failed", "reason_code": "process_not_running", "reason_message": "It was not started yet."}
+    text = "What became of the process is not known."
+    return {"state": "failed", "reason_code": "process_state_unknown", "reason_message": text}

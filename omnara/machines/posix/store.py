@@ -61,24 +61,27 @@ class Store:
     def create(self, process_id: str, launch: dict[str, Any]) -> ProcessRecord:
         """Make a process's directory, durably, unless it is there. Raises OSError; nothing is left then."""
         target = self.path(process_id)
-        if not target.exists():
-            self._make(process_id, target, launch)
-        record = self.record(process_id)
+        made = None if target.exists() else self._make(process_id, target, launch)
+        record = made or self.record(process_id)
         if record is None:
             raise FileNotFoundError(target)
         return record
 
-    def _make(self, process_id: str, target: Path, launch: dict[str, Any]) -> None:
+    def _make(self, process_id: str, target: Path, launch: dict[str, Any]) -> ProcessRecord | None:
+        """Make it aside and put it into its place; None when somebody else did meanwhile."""
         aside = self._new / f"{process_id}.{secrets.token_hex(8)}"
+        supervisor_id = secrets.token_hex(16)
         try:
             self._make_aside(aside)
-            self._fill(aside, launch)
+            self._fill(aside, supervisor_id, launch)
             aside.rename(target)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             if files.is_full(error) or not target.exists():
                 raise
+            supervisor_id = ""
         self._sync(self._processes)
+        return records.prepared(process_id, supervisor_id) if supervisor_id else None
 
     def _make_aside(self, aside: Path) -> None:
         try:
@@ -88,15 +91,16 @@ class Store:
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
             aside.mkdir(mode=0o700)
 
-    def _fill(self, directory: Path, launch: dict[str, Any]) -> None:
+    @staticmethod
+    def _fill(directory: Path, supervisor_id: str, launch: dict[str, Any]) -> None:
         meta = {
-            "supervisor_id": secrets.token_hex(16),
+            "supervisor_id": supervisor_id,
             "created": time.time_ns(),
             "piece_bytes": launch["limits"]["piece_bytes"],
         }
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            files.fresh_files(fd, {files.LAUNCH: msgspec.json.encode(launch), files.LOCK: msgspec.json.encode(meta)})
+            files.fresh_files(fd, msgspec.json.encode(launch), meta)
         finally:
             os.close(fd)
 
@@ -152,7 +156,7 @@ class Store:
         kept = self._settled.get(name)
         if kept is not None and kept[0] == changed:
             return kept
-        return changed, (files.read_json(fd, files.LOCK) or {})["created"], records.record_of(fd, name)
+        return changed, (files.read_meta(fd) or {})["created"], records.record_of(fd, name)
 
     def _clean(self) -> None:
         for place, age in ((self._gone, 0.0), (self._new, _STALE_S)):

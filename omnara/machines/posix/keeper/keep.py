@@ -57,6 +57,7 @@ class Keeper:
         self._selector = selectors.DefaultSelector()
         self._desk = Desk(self._selector, self._handle)
         self._waiting: child.Waiting | None = None
+        self._who: dict[str, Any] = {}
         self._acting: dict[str, list[Connection]] = {}
         self._output: int | None = None
         self._watched_stdin: int | None = None
@@ -67,6 +68,7 @@ class Keeper:
         """Make the process that will be the command. What cannot be started is found out again when it is to begin."""
         with contextlib.suppress(child.NotStarted, OSError):
             self._waiting = child.prepare(self._launch, sandbox)
+            self._who = _who(self._waiting.pid)
 
     def look_ahead(self) -> None:
         """Let what `fork_ahead` made be gone when it died, such as with its sandbox: that ends only without it."""
@@ -88,14 +90,14 @@ class Keeper:
         self.look_ahead()
         files.check_room(self._directory)
         if files.read_bit(self._directory) is not None:
-            raise FileExistsError(files.BIT)
+            raise FileExistsError("the command was begun")
         self._desk.open()
         self._started = datetime.now(UTC)
         self._began = time.monotonic()
         self._time_out_at = (
             self._began + self._launch["timeout_seconds"] if self._launch["timeout_seconds"] > 0 else None
         )
-        who = None if self._waiting is None else _who(self._waiting.pid)
+        who = None if self._waiting is None else self._who
         files.take_bit(self._directory, {"started_at": _text(self._started)}, who)
 
     def run(self, first: Connection, asked: dict[str, Any]) -> None:
@@ -130,7 +132,7 @@ class Keeper:
     def _start(self, sandbox: dict[str, Any] | None) -> child.Started:
         if self._waiting is None:
             self._waiting = child.prepare(self._launch, sandbox)
-            files.fill_pair(self._directory, files.BIT, _who(self._waiting.pid), durably=False)
+            files.fill_bit(self._directory, _who(self._waiting.pid))
         self._waiting.begin()
         with contextlib.suppress(OSError):  # it is being the command by now; the end removes what is left
             self._remove_launch()
@@ -231,13 +233,17 @@ class Keeper:
         self._finish({"state": "failed", "reason_code": "start_failed", "reason_message": text[:1000]})
 
     def _finish(self, record: dict[str, Any], **times: str) -> None:
-        """Write down how it ended, as the last thing done to any file, and only then tell those who wait."""
+        """Write down how it ended, as the last thing done to any file, then tell those who wait, then make it durable.
+
+        A computer that loses power in between loses what it would have lost a moment earlier: what the server heard by
+        then is kept there.
+        """
         lasted = timedelta(seconds=time.monotonic() - self._began)
         self._writer.close()
         self._remove_launch()
         self._desk.leave()
-        files.write_exit(self._directory, {**record, **times, "ended_at": _text(self._started + lasted)})
-        self._desk.close()
+        ended = {**record, **times, "ended_at": _text(self._started + lasted)}
+        files.write_exit(self._directory, ended, written=self._desk.close)
 
     def _handle(self, connection: Connection, request: dict[str, Any], data: bytes) -> None:
         kind = request["op"]
