@@ -25,6 +25,8 @@ log = get_logger(__name__)
 
 _MOST = 16
 """Four times what a channel offers at once: more than that does not come about while grants are on their way."""
+_AFTER_S = 0.001
+"""The grant is asked for first: whom a launch wakes may get the processor instead of us, for about a millisecond."""
 
 
 class Keeper(NamedTuple):
@@ -96,6 +98,7 @@ class Beginnings:
             await asyncio.wait(self._leaving)
 
     async def _launched_if_possible(self, process_id: str) -> Keeper | None:
+        await asyncio.sleep(_AFTER_S)
         try:
             return await self._launched(process_id)
         except (KeyError, HomeLost, HomeFull) as error:  # `take` tries again, and says it

@@ -25,23 +25,25 @@ class Desk:
         selector: selectors.BaseSelector,
         handle: Callable[[Connection, dict[str, Any], bytes], None],
     ) -> None:
-        """Listen in the current directory, by a name that nobody knows yet. Raises OSError."""
+        """Be nowhere yet."""
         self._selector = selector
         self._handle = handle
         self._connections: set[Connection] = set()
         self._watching: dict[Connection, int] = {}
-        self._name = f"{CONTROL}-{os.getpid()}"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._name)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self._name)
-        self._listener.listen(_CONNECTIONS)
-        self._listener.setblocking(False)
+        self._named = False
 
     def open(self) -> None:
-        """Be found from now on, instead of who was here before. For whoever holds the lock. Raises OSError."""
-        os.rename(self._name, CONTROL)
-        self._name = CONTROL
+        """Be found in the current directory from now on, instead of who was here before, who held the lock.
+
+        Raises OSError.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(CONTROL)
+        self._listener.bind(CONTROL)
+        self._named = True
+        self._listener.listen(_CONNECTIONS)
+        self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
@@ -89,8 +91,9 @@ class Desk:
 
     def leave(self) -> None:
         """Take the socket's name away: from here on nobody new comes, and no file is touched any more."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._name)
+        if self._named:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(CONTROL)
 
     def close(self) -> None:
         """Tell those who watch that the command is over, and hang up on everybody."""
