@@ -119,6 +119,7 @@ async def test_what_is_killed_while_it_waits_is_replaced(home: HomeOfTest, which
     kill(keeper if which == "keeper" else child)
     gone = BOTH if which == "keeper" else 1
     await until(lambda: len(there(directory)) == BOTH - gone, "it is gone, a keeper with its child")
+    assert sorted(os.listdir(directory)) == ["launch.json", "process"]
     await once(home)
 
 

@@ -32,6 +32,13 @@ def test_a_fresh_directory_has_room_for_all_that_comes_later(directory: int, tmp
     assert files.read_meta(directory) == {"piece_bytes": 7}
 
 
+def test_whoever_waits_for_the_end_can_read_it_when_told(directory: int) -> None:
+    told = []
+    for state in ("exited", "failed"):
+        files.write_exit(directory, {"state": state}, written=lambda: told.append(files.read_exit(directory)))
+    assert told == [{"state": "exited"}] * 2
+
+
 def test_the_bit_is_taken_once(directory: int) -> None:
     files.take_bit(directory, {"started_at": "first"})
     with pytest.raises(FileExistsError):
