@@ -123,6 +123,17 @@ def _as_json(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
     return visible_json(line if isinstance(line, str) else line.decode())
 
 
+_SHARED: Final[list[Any]] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+    _redact_event,
+]
+"""What our lines and those of libraries have in common."""
+
+
 def configure(
     level: Level = "info", form: Literal["auto", "json", "console"] = "auto", *, stream: TextIO | None = None
 ) -> None:
@@ -132,40 +143,34 @@ def configure(
     """
     out = stream if stream is not None else sys.stderr
     as_text = form == "console" or (form == "auto" and out.isatty())
-    shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-        _redact_event,
-    ]
     structlog.configure(
         processors=[
             structlog.stdlib.add_logger_name,
             _Repeats(),
-            *shared,
+            *_SHARED,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    rendered: list[Any] = (
-        [_for_a_terminal, structlog.dev.ConsoleRenderer(colors=out.isatty())] if as_text else [_as_json]
-    )
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendered],
-    )
     handler = logging.StreamHandler(out)
-    handler.setFormatter(formatter)
+    handler.setFormatter(_formatter(as_text=as_text, colors=out.isatty()))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(_LEVELS[level])
     # Libraries that log every request or reconnection would drown our own lines.
     for noisy in ("aiohttp.access", "httpx", "httpcore", "anthropic", "openai", "asyncio", "trafilatura"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, _LEVELS[level]))
+
+
+def _formatter(*, as_text: bool, colors: bool) -> logging.Formatter:
+    """What makes a line of an event, of ours or of a library, at the end of all processors."""
+    rendered: list[Any] = [_for_a_terminal, structlog.dev.ConsoleRenderer(colors=colors)] if as_text else [_as_json]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_SHARED,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendered],
+    )
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

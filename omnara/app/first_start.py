@@ -8,20 +8,24 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from omnara.access.tokens import BearerToken
+from omnara.app.database import visit_database
 from omnara.app.keyring import ring_source, write_private
+from omnara.clock import poll_until
 from omnara.db.connection import ConnectSettings
 from omnara.db.pool import ApiPool
-from omnara.engine.bootstrap import environment_providers, first_start
+from omnara.engine.bootstrap import environment_providers, first_start, is_set_up
 from omnara.errors import ConfigurationError
 from omnara.log import get_logger
 from omnara.settings import Settings
 from omnara.vault import KeyRing, WrongKeyRing
 
-__all__ = ["INITIAL_KEY_FILE", "api_pool", "set_up"]
+__all__ = ["INITIAL_KEY_FILE", "api_pool", "set_up", "visit_set_up"]
 
 log = get_logger(__name__)
 
 INITIAL_KEY_FILE: Final = "initial-api-key"
+SET_UP_WAITS_S: Final = 10.0
+"""How long a command waits for the first start of a server to come to its end."""
 
 
 @contextlib.asynccontextmanager
@@ -33,6 +37,20 @@ async def api_pool(database: ConnectSettings) -> AsyncIterator[ApiPool]:
         yield pool
     finally:
         await pool.close()
+
+
+@contextlib.asynccontextmanager
+async def visit_set_up(settings: Settings) -> AsyncIterator[tuple[ConnectSettings, ApiPool]]:
+    """Use the database of servers for one command, once the first of them has set it up.
+
+    Raises as `visit_database`, and ConfigurationError when nobody has set it up and nobody does.
+    """
+    async with visit_database(settings) as database, api_pool(database) as pool:
+        if not await is_set_up(pool):
+            log.warning("waiting for a server to set the database up")
+            if not await poll_until(lambda: is_set_up(pool), within_s=SET_UP_WAITS_S):
+                raise ConfigurationError("nobody has set the database up: start `omnara serve` once")
+        yield database, pool
 
 
 async def set_up(database: ConnectSettings, ring: KeyRing, settings: Settings) -> None:

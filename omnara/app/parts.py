@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -65,26 +65,20 @@ def build(
     *,
     places: Mapping[str, Place] = PLACES,
 ) -> Parts:
-    """Build the parts of a process without touching database or network.
-
-    Start order: connections, identity, hints, feed link, maintenance, worker, streams, API. So work begins only when
-    its results can be announced, and the API answers last; the stop goes the other way, the saves before the sign-off.
-    """
+    """Build the parts of a process without touching database or network."""
     pools = Pools(database, metrics)
     identity = Identity(database, _times(settings, embedded=database.embedded), sorted(settings.roles))
-    works = bool(settings.roles & {"worker", "maintenance"})
     hints = HintService(
         database,
         pools.session,
         metrics,
-        on_connect=identity.hold if works else None,
+        on_connect=identity.hold if _works(settings) else None,
         heartbeat_s=settings.hint_heartbeat_s,
     )
-    feed = Feed()
     deps = Deps(
         db=pools.api,
         ring=ring,
-        feed=feed,
+        feed=Feed(),
         hints=hints,
         registry=BUILT_IN,
         gateway=gateway,
@@ -94,33 +88,45 @@ def build(
         blobs=Blobs(None if settings.artifact_store is None else open_objects(settings.artifact_store)),
         places=places,
     )
-    services: list[Service] = [pools, *([IdentityService(identity)] if works else [])]
-    services += [hints, FeedLink(feed, hints.sender, hints.bus)]
+    return Parts(deps, tuple(_services(deps, database, pools, hints, identity)))
+
+
+def _works(settings: Settings) -> bool:
+    """Whether other processes have to know of this one: it holds claims."""
+    return bool(settings.roles & {"worker", "maintenance"})
+
+
+def _services(
+    deps: Deps, database: ConnectSettings, pools: Pools, hints: HintService, identity: Identity
+) -> Iterator[Service]:
+    """Make the services by role, in the order of their start.
+
+    Connections, identity, hints, feed link, maintenance, machines, worker, streams, API. So work begins only when its
+    results can be announced, and the API answers last; the stop goes the other way, the saves before the sign-off.
+    """
+    roles, works = deps.settings.roles, _works(deps.settings)
+    yield pools
+    if works:
+        yield IdentityService(identity)
+    yield hints
+    yield FeedLink(deps.feed, hints.sender, hints.bus)
     if works:
         identity.listen(hints)
         orphans = OrphanSweep(deps)
         identity.listen(orphans)
-        services += [orphans, Emptying(deps)]
-    if "maintenance" in settings.roles:
-        services += [Upkeep(deps, database), MachineSweep(deps)]
+        yield orphans
+        yield Emptying(deps)
+    if "maintenance" in roles:
+        yield Upkeep(deps, database)
+        yield MachineSweep(deps)
     sessions = Sessions(deps, hints.bus, lambda: identity.worker_id)
-    services.append(sessions)
+    yield sessions
     if works:
-        services += _fleet(deps, hints.bus, sessions, identity)
-    if "worker" in settings.roles:
-        files = AgentFiles(pools.api, deps.blobs)
-        tools = ToolContext(
-            extractor=Extractor(),
-            allow=allow_list(settings),
-            files=files,
-            machine_files=AgentMachineFiles(deps),
-        )
-        worker = Worker(deps, database, identity, hints.bus, pools.session, PlanSource(deps.models), tools)
-        identity.listen(worker)
-        services.append(worker)
-    if "api" in settings.roles:
-        services += _api(deps, sessions)
-    return Parts(deps, tuple(services))
+        yield from _fleet(deps, hints.bus, sessions, identity)
+    if "worker" in roles:
+        yield _worker(deps, database, pools, hints.bus, identity)
+    if "api" in roles:
+        yield from _api(deps, sessions)
 
 
 def _fleet(deps: Deps, bus: LocalBus, sessions: Sessions, identity: Identity) -> list[Service]:
@@ -131,6 +137,19 @@ def _fleet(deps: Deps, bus: LocalBus, sessions: Sessions, identity: Identity) ->
     driver = Driver(deps, bus, sessions, reached, lambda: identity.worker_id)
     identity.listen(driver)
     return [provisioner, driver]
+
+
+def _worker(deps: Deps, database: ConnectSettings, pools: Pools, bus: LocalBus, identity: Identity) -> Service:
+    """Whoever runs agents, with what their tools may use."""
+    tools = ToolContext(
+        extractor=Extractor(),
+        allow=allow_list(deps.settings),
+        files=AgentFiles(pools.api, deps.blobs),
+        machine_files=AgentMachineFiles(deps),
+    )
+    worker = Worker(deps, database, identity, bus, pools.session, PlanSource(deps.models), tools)
+    identity.listen(worker)
+    return worker
 
 
 def _api(deps: Deps, sessions: Sessions) -> list[Service]:

@@ -34,8 +34,7 @@ def command() -> None:
 
 
 def _with_pool(work: Callable[[ApiPool], Awaitable[T]]) -> T:
-    from omnara.app.database import visit_database
-    from omnara.app.first_start import api_pool
+    from omnara.app.first_start import visit_set_up
     from omnara.log import configure
     from omnara.settings import load
 
@@ -43,7 +42,7 @@ def _with_pool(work: Callable[[ApiPool], Awaitable[T]]) -> T:
     configure(settings.log_level, settings.log_format)
 
     async def main() -> T:
-        async with visit_database(settings) as database, api_pool(database) as pool:
+        async with visit_set_up(settings) as (_, pool):
             return await work(pool)
 
     return run(main())

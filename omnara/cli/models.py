@@ -13,7 +13,7 @@ from omnara.cli.output import json_option, print_json, print_line, print_table, 
 from omnara.visible import visible
 
 if TYPE_CHECKING:
-    from omnara.db.catalog import ListedModel
+    from omnara.db.catalog import ListedModel, ModelFacts
     from omnara.db.pool import ApiPool
     from omnara.engine.model_admin import ProviderSpec
     from omnara.providers.probe import Catalogue, ProbeTarget
@@ -49,8 +49,7 @@ def command() -> None:
 
 
 def _with_pool(work: Callable[[ApiPool, KeyRing], Awaitable[T]]) -> T:
-    from omnara.app.database import visit_database
-    from omnara.app.first_start import api_pool
+    from omnara.app.first_start import visit_set_up
     from omnara.app.keyring import ring_of
     from omnara.log import configure
     from omnara.settings import load
@@ -59,7 +58,7 @@ def _with_pool(work: Callable[[ApiPool, KeyRing], Awaitable[T]]) -> T:
     configure(settings.log_level, settings.log_format)
 
     async def main() -> T:
-        async with visit_database(settings) as database, api_pool(database) as pool:
+        async with visit_set_up(settings) as (database, pool):
             return await work(pool, await ring_of(settings, database))
 
     return run(main())
@@ -192,9 +191,6 @@ def add(
       echo "$KEY" | omnara models add acme/large --format openai-chat --base-url https://api.acme.example/v1 --key-stdin
     """
     from omnara.db.catalog import ModelFacts
-    from omnara.engine.bootstrap import default_org
-    from omnara.engine.model_admin import add_model
-    from omnara.vault import Secret
 
     provider_name, separator, name = model.partition("/")
     if not (provider_name and separator and name):
@@ -209,14 +205,20 @@ def add(
         supports_reasoning=reasoning,
         supported_reasoning_efforts=("low", "medium", "high") if reasoning else (),
     )
-    provider = _provider(provider_name, wire, base_url)
+    _put(_provider(provider_name, wire, base_url), key, name, facts)
+    click.echo(f"{model} can be used")
+
+
+def _put(provider: ProviderSpec, key: str, name: str, facts: ModelFacts) -> None:
+    from omnara.engine.bootstrap import default_org
+    from omnara.engine.model_admin import add_model
+    from omnara.vault import Secret
 
     async def work(pool: ApiPool, ring: KeyRing) -> None:
         org_id = (await default_org(pool)).org_id
         await add_model(pool, ring, org_id, provider, Secret(key) if key else None, name, facts)
 
     _with_pool(work)
-    click.echo(f"{model} can be used")
 
 
 def _provider(name: str, wire: str, base_url: str) -> ProviderSpec:

@@ -33,8 +33,7 @@ def reseal(as_json: bool) -> None:
       omnara secrets reseal
       omnara secrets reseal --json
     """
-    from omnara.app.database import visit_database
-    from omnara.app.first_start import api_pool
+    from omnara.app.first_start import visit_set_up
     from omnara.app.keyring import ring_of
     from omnara.engine.reseal import Resealed, reseal_secrets
     from omnara.log import configure
@@ -44,7 +43,7 @@ def reseal(as_json: bool) -> None:
     configure(settings.log_level, settings.log_format)
 
     async def main() -> Resealed:
-        async with visit_database(settings) as database, api_pool(database) as pool:
+        async with visit_set_up(settings) as (database, pool):
             return await reseal_secrets(pool, await ring_of(settings, database))
 
     done = run(main())

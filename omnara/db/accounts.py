@@ -165,6 +165,11 @@ async def try_setup_lock(connection: Connection, key: int) -> bool:
     return bool(await connection.fetchval(_SQL["lock_setup"], key))
 
 
+async def has_tables(connection: Connection) -> bool:
+    """Whether the tables of `first_org` are there: no server may ever have come here, or one is on its way."""
+    return bool(await connection.fetchval(_SQL["has_tables"]))
+
+
 async def first_org(connection: Connection) -> FirstOrg | None:
     """Return the oldest organization, or None in a database that nobody has set up."""
     row = await connection.fetchrow(_SQL["first_org"])

@@ -238,6 +238,9 @@ async def lock_deleted_org(connection: Connection, org_id: UUID) -> bool:
 
 
 async def tear_down_org(connection: Connection, org_id: UUID) -> None:
-    """Remove what a locked, hidden organization still has of its own; its secrets' values are destroyed."""
+    """Remove what a locked, hidden organization still has of its own; its secrets' values are destroyed.
+
+    It stays marked while a provider is still asked for its machines, with the secret that this takes.
+    """
     for statement in _ORG_TEARDOWN:
         await connection.execute(_SQL[statement], org_id)

@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 
 from omnara.db.connection import Connection
+from omnara.db.secrets import SealedRow
 from omnara.db.sqlfiles import Queries
 
 _SQL = Queries("provisioning")
@@ -212,6 +213,14 @@ async def machine_at(connection: Connection, machine_id: UUID) -> PlacedMachine 
     """Return a pool machine, without a claim on it."""
     row = await connection.fetchrow(_SQL["machine_at"], machine_id)
     return None if row is None else _machine(row)
+
+
+async def provider_secret(connection: Connection, machine_id: UUID) -> tuple[bool, SealedRow | None]:
+    """Return whether a machine's pool names a secret for its provider, and that one's current value, sealed."""
+    row = await connection.fetchrow(_SQL["provider_secret"], machine_id)
+    if row is None:
+        return False, None
+    return True, None if row["version"] is None else SealedRow(*row)
 
 
 def _silent(row: asyncpg.Record) -> SilentDaemon:

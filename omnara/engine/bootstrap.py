@@ -153,6 +153,12 @@ async def revoke_key(db: ApiPool, token_id: str) -> TokenRow:
     return await db.run(work)
 
 
+async def is_set_up(db: ApiPool) -> bool:
+    """Whether a first start came to its end here; there may be no tables yet. Raises Unavailable."""
+    async with db.acquire() as connection:
+        return await accounts.has_tables(connection) and await accounts.first_org(connection) is not None
+
+
 async def default_org(db: ApiPool) -> FirstOrg:
     """Return the organization that commands work on. Raises NotFound before the first start."""
     async with db.acquire() as connection:

@@ -109,4 +109,4 @@ async def _finish_org(connection: Connection, org_id: UUID, left: list[UUID]) ->
     if now != left or await orgs.active_agents(connection, left[0], 1):
         return not now
     await orgs.tear_down_org(connection, org_id)
-    return True
+    return not await orgs.org_leftovers(connection, org_id)

@@ -59,8 +59,8 @@ class OwnDaemons:
                 log.warning(
                     "a machine's place does not tell of it", machine_id=str(silent.machine.id), error=str(error)
                 )
-                self._reached.lose(silent.machine.provider)
-                lost.add(silent.machine.provider)
+                if self._reached.lose(silent.machine.provider, error):
+                    lost.add(silent.machine.provider)
             except Unavailable:
                 raise
             except Exception as error:  # one machine's trouble is not the others'
@@ -68,8 +68,7 @@ class OwnDaemons:
 
     async def _judge(self, silent: SilentDaemon) -> None:
         machine = silent.machine
-        provider, spec = self._reached.provider(machine.provider), await self._reached.spec(machine)
-        async with asyncio.timeout(ASK_S):
+        async with asyncio.timeout(ASK_S), self._reached.asking(machine) as (provider, spec):
             state, _ = await provider.inspect(spec, machine.resource_id)
         if state == "terminated":
             await self._reached.replace(
@@ -84,5 +83,5 @@ class OwnDaemons:
             if found == "asleep":
                 probes.hit("machine_found_asleep", machine_id=machine.id)
             elif found == "needed":
-                async with asyncio.timeout(ASK_S):
+                async with asyncio.timeout(ASK_S), self._reached.asking(machine) as (provider, spec):
                     await provider.wake(spec, machine.resource_id)

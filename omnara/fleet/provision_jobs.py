@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-import msgspec
-
 from omnara import probes
 from omnara.db.provisioning import PlacedMachine
 from omnara.engine.deps import Deps
@@ -21,8 +19,7 @@ from omnara.machines.providers.protocol import (
     DaemonAccess,
     HomeProvider,
     InvalidOptions,
-    MachineSpec,
-    Provider,
+    NotAdmitted,
     ProviderUnavailable,
     ProvisionFailed,
     Resource,
@@ -55,59 +52,55 @@ class Jobs:
             log.error("work on a machine's place failed", machine_id=str(claimed.id), exc_info=error)
 
     async def _make(self, claimed: PlacedMachine) -> None:
-        provider = self._reached.provider(claimed.provider)
-        spec = await self._reached.spec(claimed)
         try:
-            resource = await self._provision(provider, spec, claimed)
-        except ProviderUnavailable as error:
-            log.warning("a machine cannot be made now", machine_id=str(claimed.id), error=str(error))
-            self._reached.lose(claimed.provider)
-            await provisioning.put_off(self._deps, claimed, str(error), self._times)
-        except (ProvisionFailed, InvalidOptions) as error:
+            resource = await self._provision(claimed)
+        except (ProvisionFailed, InvalidOptions, NotAdmitted) as error:
             log.warning("a machine was not made", machine_id=str(claimed.id), error=str(error))
             made = error.resource if isinstance(error, ProvisionFailed) else None
             await provisioning.failed(self._deps, claimed, str(error), made, self._times)
+        except ProviderUnavailable as error:
+            log.warning("a machine cannot be made now", machine_id=str(claimed.id), error=str(error))
+            self._reached.lose(claimed.provider, error)
+            await provisioning.put_off(self._deps, claimed, str(error), self._times)
         else:
-            await self._made(provider, spec, claimed, resource)
+            await self._made(claimed, resource)
 
-    async def _provision(self, provider: Provider, spec: MachineSpec, claimed: PlacedMachine) -> Resource:
+    async def _provision(self, claimed: PlacedMachine) -> Resource:
         """Fetch what is needed, with all the time that takes, and make the place within the provider's limit."""
-        async with self._held(claimed):
+        async with self._held(claimed), self._reached.asking(claimed) as (provider, spec):
             await provider.prepare(spec)
-        spec = await self._begun(provider, spec, claimed)
-        try:
-            async with asyncio.timeout(provider.provision_timeout_s):
-                return await provider.provision(spec)
-        except TimeoutError as error:
-            raise ProvisionFailed(f"it was not made within {provider.provision_timeout_s:.0f} s") from error
-        except Exception as error:
-            _keep_secret(error, spec)
-            raise
+        daemon = await self._begun(claimed)
+        async with self._reached.asking(claimed, daemon) as (provider, spec):
+            try:
+                async with asyncio.timeout(provider.provision_timeout_s):
+                    return await provider.provision(spec)
+            except TimeoutError as error:
+                raise ProvisionFailed(f"it was not made within {provider.provision_timeout_s:.0f} s") from error
 
-    async def _begun(self, provider: Provider, spec: MachineSpec, claimed: PlacedMachine) -> MachineSpec:
-        """Hold the claim, and add to the machine what a daemon of its own needs."""
-        driven = isinstance(provider, HomeProvider)
+    async def _begun(self, claimed: PlacedMachine) -> DaemonAccess | None:
+        """Hold the claim, and return what a daemon of the machine's own needs."""
+        driven = isinstance(self._reached.provider(claimed.provider), HomeProvider)
         url = "" if driven else self._reached.public_url()
         try:
             token = await provisioning.begin(self._deps, claimed, self._times, with_token=not driven)
         except Gone as error:
             raise ProvisionFailed(error.detail) from error
-        return spec if token is None else msgspec.structs.replace(spec, daemon=DaemonAccess(url, token.text))
+        return None if token is None else DaemonAccess(url, token.text)
 
-    async def _made(self, provider: Provider, spec: MachineSpec, claimed: PlacedMachine, resource: Resource) -> None:
+    async def _made(self, claimed: PlacedMachine, resource: Resource) -> None:
         became = await provisioning.completed(self._deps, claimed, resource)
         if became == "active":
             probes.hit("machine_made", machine_id=claimed.id, generation=claimed.generation)
             return
         probes.hit("machine_made_too_late", machine_id=claimed.id)
         if became == "deleted":  # nobody else knows of what was made here
-            await provider.delete(spec, resource.resource_id)
+            async with self._reached.asking(claimed) as (provider, spec):
+                await provider.delete(spec, resource.resource_id)
 
     async def _remove(self, claimed: PlacedMachine) -> None:
-        provider = self._reached.provider(claimed.provider)
         try:
-            async with asyncio.timeout(REMOVE_S):
-                await provider.delete(await self._reached.spec(claimed), claimed.resource_id)
+            async with asyncio.timeout(REMOVE_S), self._reached.asking(claimed) as (provider, spec):
+                await provider.delete(spec, claimed.resource_id)
         except (ProviderUnavailable, TimeoutError) as error:
             text = str(error) or "it was not removed in time"
             log.warning("a machine was not removed", machine_id=str(claimed.id), error=text)
@@ -146,9 +139,8 @@ class Jobs:
 
     async def _woken(self, machine: PlacedMachine) -> bool:
         try:
-            async with asyncio.timeout(WAKE_S):
-                provider = self._reached.provider(machine.provider)
-                await provider.wake(await self._reached.spec(machine), machine.resource_id or "")
+            async with asyncio.timeout(WAKE_S), self._reached.asking(machine) as (provider, spec):
+                await provider.wake(spec, machine.resource_id or "")
         except (ProviderUnavailable, TimeoutError) as error:
             log.warning("a machine was not woken", machine_id=str(machine.id), error=str(error))
             return False
@@ -172,9 +164,3 @@ class Jobs:
         finally:
             holding.cancel()
             await asyncio.wait((holding,))
-
-
-def _keep_secret(error: Exception, spec: MachineSpec) -> None:
-    """Take a daemon's token out of what a provider says: that is logged, stored, and shown to people and models."""
-    if spec.daemon is not None and spec.daemon.token in str(error):
-        error.args = tuple(str(each).replace(spec.daemon.token, "<token>") for each in error.args)

@@ -160,8 +160,8 @@ class Provisioner:
             if driven and isinstance(provider, SweptProvider):
                 try:
                     alive = await provider.running(str(await self._reached.installation()))
-                except ProviderUnavailable:
-                    self._reached.lose(name)
+                except ProviderUnavailable as error:
+                    self._reached.lose(name, error)
                     raise
                 for machine in driven:
                     if machine.resource_id not in alive:
@@ -175,13 +175,13 @@ class Provisioner:
             if machine is None or machine.resource_id is None:
                 continue
             self._deps.hints.machines((machine_id,))
-            provider, spec = self._reached.provider(machine.provider), await self._reached.spec(machine)
-            assert isinstance(provider, HomeProvider), "the others' daemons go to sleep themselves"
-            await provider.sleep(spec, machine.resource_id)
-            async with self._deps.db.acquire() as connection:
-                awake = await db.is_awake(connection, machine)
-            if awake:  # whoever woke it did so before it slept
-                await provider.wake(spec, machine.resource_id)
+            async with self._reached.asking(machine) as (provider, spec):
+                assert isinstance(provider, HomeProvider), "the others' daemons go to sleep themselves"
+                await provider.sleep(spec, machine.resource_id)
+                async with self._deps.db.acquire() as connection:
+                    awake = await db.is_awake(connection, machine)
+                if awake:  # whoever woke it did so before it slept
+                    await provider.wake(spec, machine.resource_id)
             probes.hit("machine_asleep", machine_id=machine_id)
 
     async def _keep_up(self) -> None:

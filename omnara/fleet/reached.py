@@ -7,7 +7,8 @@ is another one. A place that cannot be asked is not reached, so nobody claims it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 from omnara import probes
@@ -18,13 +19,22 @@ from omnara.db.provisioning import PlacedMachine
 from omnara.engine.deps import Deps
 from omnara.engine.machines import provisioning
 from omnara.engine.machines.installation import installation_id
+from omnara.engine.machines.provider_credentials import credential_for
 from omnara.engine.machines.provisioning import Times, spec_of
 from omnara.errors import ConfigurationError
+from omnara.fleet.confidence import confidential
 from omnara.log import get_logger
 from omnara.machines.daemon.config import checked_url
 from omnara.machines.processes import Home, HomeLost
 from omnara.machines.providers.places import Site
-from omnara.machines.providers.protocol import HomeProvider, MachineSpec, Provider, ProviderUnavailable
+from omnara.machines.providers.protocol import (
+    DaemonAccess,
+    HomeProvider,
+    MachineSpec,
+    NotAdmitted,
+    Provider,
+    ProviderUnavailable,
+)
 
 __all__ = ["Reached"]
 
@@ -94,9 +104,12 @@ class Reached:
         log.info("no machines of a provider can be made here", provider=name, why=problem)
         return True
 
-    def lose(self, name: str) -> None:
-        """A place did not answer: it is asked who it is before anything else."""
+    def lose(self, name: str, why: Exception) -> bool:
+        """A place did not answer: it is asked who it is before anything else. False if it only refused one pool."""
+        if isinstance(why, NotAdmitted):
+            return False
         self._hosts.pop(name, None)
+        return True
 
     async def installation(self) -> UUID:
         """Return the installation's id; read once. Raises Unavailable."""
@@ -104,19 +117,29 @@ class Reached:
             self._installation = await installation_id(self._deps)
         return self._installation
 
-    async def spec(self, machine: PlacedMachine) -> MachineSpec:
-        """Return what a machine's provider has to know. Raises Unavailable."""
-        return spec_of(await self.installation(), machine)
+    @asynccontextmanager
+    async def asking(
+        self, machine: PlacedMachine, daemon: DaemonAccess | None = None
+    ) -> AsyncIterator[tuple[Provider, MachineSpec]]:
+        """A machine's provider, and what it has to know for a call that is made now; of what is secret in that, nothing
+        is in the errors that come of the call.
+
+        Raises NotAdmitted when the pool's credential is not to be had, Unavailable, and LookupError as `provider`.
+        """
+        provider = self.provider(machine.provider)
+        spec = spec_of(await self.installation(), machine, await credential_for(self._deps, machine.id), daemon)
+        with confidential(spec):
+            yield provider, spec
 
     async def open_home(self, claim: MachineClaim) -> Home:
         """See `Places`."""
         machine = await self._claimed(claim)
         if machine is None or machine.resource_id is None:
             raise LookupError("the machine has moved on")
-        provider = self.provider(machine.provider)
-        assert isinstance(provider, HomeProvider), "only such machines are driven"
         try:
-            return await provider.open_home(await self.spec(machine), machine.resource_id)
+            async with self.asking(machine) as (provider, spec):
+                assert isinstance(provider, HomeProvider), "only such machines are driven"
+                return await provider.open_home(spec, machine.resource_id)
         except ProviderUnavailable as error:
             raise HomeLost(str(error)) from error
 
@@ -125,12 +148,11 @@ class Reached:
         machine = await self._claimed(claim)
         if machine is None:
             return True
-        provider = self.provider(machine.provider)
-        spec = await self.spec(machine)
-        state, _ = await provider.inspect(spec, machine.resource_id)
-        if state == "inactive" and machine.resource_id is not None:
-            await provider.wake(spec, machine.resource_id)
-            return False
+        async with self.asking(machine) as (provider, spec):
+            state, _ = await provider.inspect(spec, machine.resource_id)
+            if state == "inactive" and machine.resource_id is not None:
+                await provider.wake(spec, machine.resource_id)
+                return False
         if state != "terminated" and not self._stuck(machine.id, running=state == "running"):
             return False
         self._silent.pop(machine.id, None)
@@ -140,9 +162,10 @@ class Reached:
     async def replace_lost(self, machine: PlacedMachine) -> bool:
         """Replace a sleeping machine's place if it is gone; False when it is there, or nobody can tell."""
         try:
-            state, _ = await self.provider(machine.provider).inspect(await self.spec(machine), machine.resource_id)
-        except ProviderUnavailable:
-            self.lose(machine.provider)
+            async with self.asking(machine) as (provider, spec):
+                state, _ = await provider.inspect(spec, machine.resource_id)
+        except ProviderUnavailable as error:
+            self.lose(machine.provider, error)
             return False
         return state == "terminated" and await self.replace(machine, _lost("its container ended while it slept"))
 

@@ -98,6 +98,10 @@ select value from installation where name = $1;
 -- Write a fact of this database.
 insert into installation (name, value) values ($1, $2) on conflict (name) do update set value = excluded.value;
 
+-- name: has_tables
+-- Whether the first migration was applied: it makes the tables of organizations, projects and members at once.
+select to_regclass('org_members') is not null;
+
 -- name: first_org
 -- The oldest organization with its oldest project and owner, deleted ones last, or no row in a new database.
 select o.id as org_id, p.id as project_id, m.user_id

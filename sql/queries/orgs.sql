@@ -72,7 +72,8 @@ select id, org_id, name, created_at, updated_at
 from projects where id = $2 and org_id = $1 and deleted_at is null;
 
 -- name: oldest_project
--- The first project of an organization, deleted or not: the one that was made with it. Index: projects_newest.
+-- The first project of an organization, deleted or not: the one that was made with it. Nobody asks often, so the table is
+-- read: no index leads to deleted projects.
 select id, org_id, name, created_at, updated_at from projects where org_id = $1 order by created_at, id limit 1;
 
 -- name: add_project_user
@@ -126,10 +127,12 @@ select id from projects where id = $1 and emptying for update;
 
 -- name: mark_project_empty
 -- Nothing is left of a deleted project. The first one of a deleted organization keeps its mark: it stands for what the
--- organization itself still has. The project is locked. Index: projects_pkey, orgs_pkey.
+-- organization itself still has, and has its mark since the organization was hidden. The project is locked.
+-- Index: projects_pkey, orgs_pkey, projects_emptying.
 update projects p
 set emptying = exists (select from orgs o where o.id = p.org_id and o.deleted_at is not null)
-               and not exists (select from projects q where q.org_id = p.org_id and (q.created_at, q.id) < (p.created_at, p.id))
+               and not exists (select from projects q where q.emptying and q.org_id = p.org_id
+                                                        and (q.created_at, q.id) < (p.created_at, p.id))
 where p.id = $1;
 
 -- name: drop_project_model_grants
@@ -166,7 +169,8 @@ select id from projects where org_id = $1 and deleted_at is null order by create
 update orgs set deleted_at = statement_timestamp(), updated_at = statement_timestamp() where id = $1;
 
 -- name: mark_org_emptying
--- Something may be left of a deleted organization, which its first project stands for. Index: projects_pkey.
+-- Something may be left of a deleted organization, which its first project stands for: read from the table, once in the
+-- organization's life. Index: projects_pkey.
 update projects set emptying = true
 where id = (select id from projects where org_id = $1 order by created_at, id limit 1);
 
@@ -180,8 +184,12 @@ from orgs o where o.id = $1;
 select id from orgs where id = $1 and deleted_at is not null for update;
 
 -- name: mark_org_empty
--- Nothing is left of a locked, deleted organization. Index: projects_emptying.
-update projects set emptying = false where org_id = $1 and emptying;
+-- Nothing is left of a locked, deleted organization; unless its secrets still serve. Index: projects_emptying,
+-- machines_newest, machine_pools_pkey.
+update projects set emptying = false
+where org_id = $1 and emptying
+  and not exists (select from machines m join machine_pools p on p.id = m.pool_id
+                  where m.org_id = $1 and m.deleted_at is null and p.provider_auth_secret_id is not null);
 
 -- name: revoke_org_keys
 -- Revoke every key of an organization. Index: org_api_keys_newest.
@@ -198,8 +206,12 @@ update model_provider_configs set deleted_at = statement_timestamp(), secret_id 
 where org_id = $1 and deleted_at is null;
 
 -- name: destroy_org_secrets
--- Destroy the values of all secrets of an organization for good. Index: secret_versions_pkey.
-delete from secret_versions v using secrets s where s.org_id = $1 and v.secret_id = s.id;
+-- Destroy the values of an organization's secrets for good, but for those without which a provider would not remove what is
+-- left of its machines. Index: secret_versions_pkey, machines_newest, machine_pools_pkey.
+delete from secret_versions v using secrets s
+where s.org_id = $1 and v.secret_id = s.id
+  and not exists (select from machines m join machine_pools p on p.id = m.pool_id
+                  where m.org_id = $1 and m.deleted_at is null and p.provider_auth_secret_id = s.id);
 
 -- name: drop_org_secret_grants
 -- Take an organization's secrets from its projects.

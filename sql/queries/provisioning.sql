@@ -217,3 +217,13 @@ select m.id, m.org_id, m.provider, m.lifecycle_state, m.lifecycle_version, coale
   m.resource_id, m.resource_host, m.generation, m.cwd, m.cpu, m.memory_mb, m.provider_options::text as options,
   p.provider_config::text as config, m.provision_attempts, m.delete_attempts
 from machines m join machine_pools p on p.id = m.pool_id where m.id = $1;
+
+-- name: provider_secret
+-- The sealed secret by which the pool of machine $1 is known to its provider; without a version when its value is gone, and
+-- no row when the pool names none. One of a deleted organization serves until the machine is gone. Index: machines_pkey,
+-- machine_pools_pkey, secrets_pkey, secret_versions_pkey.
+select s.id, s.name, v.version, v.key_id, v.wrapped_key, v.nonce, v.ciphertext
+from machines m join machine_pools p on p.id = m.pool_id
+join secrets s on s.id = p.provider_auth_secret_id
+left join secret_versions v on v.secret_id = s.id and v.version = s.current_version
+where m.id = $1;

@@ -117,3 +117,12 @@ async def test_a_flat_agent_with_run_command_asks_for_a_sandbox(server: ApiServe
     assert len(scoped["machine_ids"]) == 1
     rows = await server.rows("select provider, state from machines m join processes p on p.machine_id = m.id")
     assert [tuple(row) for row in rows] == [("docker", "queued")]
+
+    pools = f"/api/v1/orgs/{server.org}/machine-pools"
+    [pool] = [pool for pool in (await server.get(pools))["data"] if pool["name"] == "sandboxes-docker"]
+    tuned = await server.call("PUT", f"{pools}/{pool['id']}", {"delete_after_idle_minutes": 120})
+    assert tuned.status == 200, tuned.text
+    again = await server.call("POST", "/agents", body)
+    await server.settled(again.json["links"]["events"].removesuffix("/events"), "waiting")
+    rows = await server.rows("select delete_after_idle_minutes from machines where provider = 'docker' order by id")
+    assert [row[0] for row in rows[-2:]] == [None, 120], "a sandbox stays unless its pool says otherwise"

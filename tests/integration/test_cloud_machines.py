@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from omnara.access import tokens
 from omnara.engine.machines import provisioning
@@ -17,6 +18,7 @@ from omnara.engine.machines.daemon_tokens import MAX_TOKENS
 from omnara.engine.machines.provisioning import Times
 from omnara.errors import Gone
 from omnara.ids import IdKind, encode, new_uuid
+from omnara.maintenance import emptying
 from omnara.testing import ModelServer, embedded
 from tests.contract.server import api_server, model_server
 from tests.support.cloud import DAEMON, Cloud
@@ -66,8 +68,7 @@ async def test_a_machine_is_made_runs_commands_is_replaced_and_removed(sky: Any)
         assert await lab.ask(lab.cloud.given[name], "POST", "/bootstrap") == 401
 
         box = lab.cloud.boxes[f"{name[:-2]}.2"]
-        gone = await lab.server.call("DELETE", f"/api/v1/orgs/{lab.server.org}/machine-pools/{lab.pool}")
-        assert gone.status in (200, 204), gone.text
+        await lab.remove_pool()
         await lab.machine(lifecycle_state="deleted")
         assert [works for works, _ in await lab.tokens(machine["id"])] == [False, False]
         assert (lab.cloud.boxes, box.poll() is None) == ({}, False)
@@ -114,7 +115,7 @@ async def test_what_a_failed_attempt_made_is_adopted_with_the_token_it_was_given
         lab.cloud.fails = ["the cloud answered late: {token}"]
         await lab.agent()
         failed = await lab.machine(lifecycle_state="provision_failed")
-        assert failed["lifecycle_reason_message"] == "the cloud answered late: <token>"
+        assert failed["lifecycle_reason_message"] == "the cloud answered late: [redacted]"
         machine = await lab.online()
         assert await lab.tokens(machine["id"]) == [(True, ""), (False, "superseded")]
         [name] = lab.cloud.boxes
@@ -124,6 +125,73 @@ async def test_what_a_failed_attempt_made_is_adopted_with_the_token_it_was_given
         assert (await lab.machine(lifecycle_state="deleted"))["lifecycle_reason_code"] == "machine_idle"
         assert lab.cloud.boxes == {}
         assert await lab.ask(lab.cloud.given[name], "POST", "/bootstrap") == 401
+
+
+async def test_a_pools_credential_goes_with_each_call_and_nowhere_else(sky: Any) -> None:
+    with capture_logs() as logs:
+        async with sky(key="first-key-of-the-cloud", retries_s=(60.0,)) as lab:
+            unnamed = await lab.make_pool()
+            assert (unnamed.status, unnamed.code) == (400, "invalid_request")
+            assert "provider_auth_secret_id" in unnamed.json["error"]
+            secret = await lab.secret("mistyped-key-of-the-cloud")
+            await lab.use_pool(provider_auth_secret_id=secret)
+            agent = await lab.agent()
+            failed = await lab.machine(lifecycle_state="provision_failed")
+            assert failed["lifecycle_reason_message"] == "the cloud does not know [redacted]"
+            await lab.rotate(secret, lab.cloud.key)
+            await lab.server.rows("update machines set next_reconcile_after = now()")
+            machine = await lab.online()
+
+            lab.cloud.key = "second-key-of-the-cloud"
+            lab.cloud.suspend(machine["resource_id"])
+            await until(lambda: "does not tell of it" in str(logs), "the first key is refused")
+            assert (await lab.machine())["lifecycle_state"] == "active", "nobody can tell"
+            await lab.rotate(secret, lab.cloud.key)
+            await lab.machine(connection="asleep")
+            assert "woken" in await lab.ran(agent, "echo woken")
+
+            lab.cloud.key = "third-key-of-the-cloud"
+            await lab.rotate(secret, lab.cloud.key)
+            await lab.remove_pool()
+            await lab.machine(lifecycle_state="deleted")
+            assert lab.cloud.boxes == {}
+            asked = {(what, key.partition("-")[0]) for what, key in lab.cloud.admitted}
+            assert asked >= {("provision", "first"), ("inspect", "second"), ("wake", "second"), ("delete", "third")}
+            for table in ("machines", "machine_pools", "processes", "events"):
+                stored = await lab.server.rows(f"select t::text from {table} t")
+                assert stored, table
+                assert "key-of-the-cloud" not in str(stored), table
+    assert "key-of-the-cloud" not in str(logs)
+
+
+async def test_a_deleted_organization_keeps_the_key_until_its_machines_are_gone(
+    sky: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emptying, "LOOK_S", 0.2)
+    async with sky(key="key-of-the-cloud") as lab:
+        await lab.use_pool(provider_auth_secret_id=await lab.secret(lab.cloud.key))
+        await lab.secret("of no further use")
+        await lab.agent()
+        await lab.online()
+        values = (
+            "select count(*) from secret_versions v join secrets s on s.id = v.secret_id where s.owner_kind = 'org'"
+        )
+        lab.cloud.key = "the cloud refuses everybody for a while"
+        await lab.delete_org()
+        await lab.machine(lifecycle_state="delete_failed")
+
+        async def left() -> bool:
+            return bool((await lab.server.rows(values))[0][0] == 1)
+
+        await until(left, "all that nobody needs any more is gone")
+        lab.cloud.key = "key-of-the-cloud"
+        await lab.machine(lifecycle_state="deleted")
+
+        async def empty() -> bool:
+            marked = await lab.server.rows("select from projects where emptying")
+            return not marked and (await lab.server.rows(values))[0][0] == 0
+
+        await until(empty, "the key is gone as well", limit_s=20)
 
 
 async def test_a_machine_to_which_no_daemon_comes_is_given_up(sky: Any) -> None:

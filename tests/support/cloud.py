@@ -17,6 +17,7 @@ from omnara.machines.providers.places import Place
 from omnara.machines.providers.protocol import (
     InvalidOptions,
     MachineSpec,
+    NotAdmitted,
     Provider,
     ProviderUnavailable,
     ProvisionFailed,
@@ -43,7 +44,14 @@ class Cloud(Provider):
     name = "cloud"
     provision_timeout_s = 20.0
 
+    def admit(self, machine: MachineSpec, what: str) -> None:
+        key = "" if machine.credential is None else machine.credential.value
+        if key != self.key:
+            raise NotAdmitted(f"the cloud does not know {key}")
+        self.admitted.add((what, key))
+
     async def provision(self, machine: MachineSpec) -> Resource:
+        self.admit(machine, "provision")
         assert machine.daemon is not None
         name = f"{machine.allocation_name}.{machine.generation}"
         if name not in self.boxes:
@@ -58,16 +66,19 @@ class Cloud(Provider):
         self.asked += 1
         if self.away:
             raise ProviderUnavailable("the cloud is away")
+        self.admit(machine, "inspect")
         name = f"{machine.allocation_name}.{machine.generation}"
         if name not in self.boxes or self.boxes[name].poll() is not None:
             return "terminated", None
         return "inactive" if name in self.suspended else "running", Resource(resource_id=name)
 
     async def delete(self, machine: MachineSpec, resource_id: str | None) -> None:
+        self.admit(machine, "delete")
         for name in [name for name in self.boxes if name.startswith(machine.allocation_name)]:
             self.destroy(name)
 
     async def wake(self, machine: MachineSpec, resource_id: str) -> None:
+        self.admit(machine, "wake")
         self.woken.append(resource_id)
         if not self.slow:
             self.resume(resource_id)
@@ -77,9 +88,11 @@ class Cloud(Provider):
 
     # --- the cloud's side -----------------------------------------------------------------------------------
 
-    def __init__(self, root: Path, command: str) -> None:
+    def __init__(self, root: Path, command: str, key: str = "") -> None:
         self.root = root
         self.command = command
+        self.key = key
+        self.admitted: set[tuple[str, str]] = set()
         self.boxes: dict[str, subprocess.Popen[bytes]] = {}
         self.given: dict[str, str] = {}
         self.suspended: set[str] = set()
@@ -90,7 +103,7 @@ class Cloud(Provider):
     @property
     def place(self) -> Place:
         """The entry of the table."""
-        return Place(name="cloud", daemons=True, check=check, site=lambda settings: self)
+        return Place(name="cloud", daemons=True, credential=bool(self.key), check=check, site=lambda settings: self)
 
     def start(self, name: str, environment: dict[str, str]) -> None:
         """Start a box."""

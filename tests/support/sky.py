@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from omnara.app import parts
-from omnara.ids import IdKind, decode
+from omnara.ids import IdKind, decode, new_uuid
 from omnara.machines.providers.places import PLACES
 from omnara.settings import Address
 from omnara.testing import ModelServer, call, embed
@@ -45,17 +45,45 @@ class Sky:
         body = {"name": "sky", "provider": "cloud", "max_total_machines": 9, "provider_config": {"region": "north"}}
         return await self.server.call("POST", f"/api/v1/orgs/{self.server.org}/machine-pools", body | fields)
 
+    async def use_pool(self, **fields: Any) -> None:
+        """Make the pool that agents get their machines from."""
+        made = await self.make_pool(**fields)
+        assert made.status == 201, made.text
+        self.pool = made.json["id"]
+        path = f"{self.server.scope}/machine-pool-grants"
+        granted = await self.server.call("POST", path, {"machine_pool_id": self.pool})
+        assert granted.status == 201, granted.text
+
+    async def remove_pool(self) -> None:
+        """Delete the pool, and so its machines."""
+        gone = await self.server.call("DELETE", f"/api/v1/orgs/{self.server.org}/machine-pools/{self.pool}")
+        assert gone.status in (200, 204), gone.text
+
+    async def delete_org(self) -> None:
+        """Delete the organization, with all that is in it."""
+        gone = await self.server.call("DELETE", f"/api/v1/orgs/{self.server.org}")
+        assert gone.status == 204, gone.text
+
+    async def secret(self, value: str) -> str:
+        """Make a secret of the organization; its id."""
+        body = {"owner": {"kind": "org"}, "name": str(new_uuid()), "material": {"kind": "generic", "value": value}}
+        made = await self.server.call("POST", f"/api/v1/orgs/{self.server.org}/secrets", body)
+        assert made.status == 201, made.text
+        return str(made.json["id"])
+
+    async def rotate(self, secret: str, value: str) -> None:
+        """Give a secret another value."""
+        body = {"material": {"kind": "generic", "value": value}}
+        path = f"/api/v1/orgs/{self.server.org}/secrets/{secret}/versions"
+        answer = await self.server.call("POST", path, body)
+        assert answer.status == 200, answer.text
+
     async def agent(self, message: str | None = None) -> str:
         """An agent with a machine of the pool."""
         if not self.pool:
             refused = await self.make_pool(provider_config={"zone": 1})
             assert (refused.status, refused.code) == (400, "invalid_request"), "its own check is asked"
-            made = await self.make_pool()
-            assert made.status == 201, made.text
-            self.pool = made.json["id"]
-            path = f"{self.server.scope}/machine-pool-grants"
-            granted = await self.server.call("POST", path, {"machine_pool_id": self.pool})
-            assert granted.status == 201, granted.text
+            await self.use_pool()
         source = msgspec.yaml.decode(CONFIG) | {
             "machine_sources": [{"pool": "sky", "initial_num_machines": 1, "max_machines": 1}],
             "tools": TOOLS,
@@ -126,11 +154,15 @@ async def sky_over(
     monkeypatch: pytest.MonkeyPatch,
     url: str = "http://127.0.0.1",
     command: str = DAEMON,
+    key: str = "",
     **times: Any,
 ) -> AsyncIterator[Sky]:
-    """Run a server with a cloud, its times shrunk; `url`: how it is reached, without the port."""
+    """Run a server with a cloud, its times shrunk.
+
+    `url`: how the server is reached, without the port. `key`: what the cloud asks for.
+    """
     monkeypatch.setattr(parts, "Times", lambda: msgspec.structs.replace(TIMES, **({"daemon_s": 0.5} | times)))
-    cloud, port = Cloud(directory / "cloud", command), free_ports()[0]
+    cloud, port = Cloud(directory / "cloud", command, key), free_ports()[0]
     given: dict[str, Any] = QUICK | {
         "listen": Address("127.0.0.1", port),
         "machine_lease_s": 1.5,

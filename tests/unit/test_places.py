@@ -17,7 +17,7 @@ from omnara.ids import new_uuid
 from omnara.machines.providers.docker import DockerProvider
 from omnara.machines.providers.local import LocalProvider
 from omnara.machines.providers.places import PLACES
-from omnara.machines.providers.protocol import DaemonAccess, HomeProvider, MachineSpec, Provider
+from omnara.machines.providers.protocol import Credential, DaemonAccess, HomeProvider, MachineSpec, Provider
 from omnara.settings import Settings
 from tests.support.cloud import DAEMON, Cloud
 
@@ -75,10 +75,11 @@ def test_both_kinds_of_providers_are_told_apart() -> None:
     assert [place.daemons for place in PLACES.values()] == [False, False]
 
 
-def test_a_token_is_not_shown() -> None:
+def test_tokens_and_credentials_are_not_shown() -> None:
     access = DaemonAccess("https://omnara.example.com", "omnara_daemon_v1_secret")
-    spec = MachineSpec(machine_id="m", installation_id="i", allocation_name="a", daemon=access)
-    assert "secret" not in repr(spec) + str(spec)
+    key = Credential("also a secret")
+    spec = MachineSpec(machine_id="m", installation_id="i", allocation_name="a", daemon=access, credential=key)
+    assert "secret" not in repr(spec) + str(spec) + f"{key}"
     assert access.environment() == {
         "OMNARA_API_URL": "https://omnara.example.com",
         "OMNARA_MACHINE_TOKEN": "omnara_daemon_v1_secret",

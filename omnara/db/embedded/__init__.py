@@ -16,11 +16,11 @@ import asyncpg
 import structlog
 
 from omnara.db.embedded.binaries import drop_account, find_binaries
-from omnara.db.embedded.datadir import DATABASE, DataDir
+from omnara.db.embedded.datadir import DATABASE, DataDir, DirectoryInUse, no_database
 from omnara.db.embedded.postmaster import Endpoint, PidFile, Postmaster
 from omnara.errors import ConfigurationError
 
-__all__ = ["EmbeddedPostgres"]
+__all__ = ["DirectoryInUse", "EmbeddedPostgres", "no_database"]
 
 _log = structlog.get_logger(__name__)
 
@@ -29,7 +29,8 @@ class EmbeddedPostgres:
     """A Postgres server in `data_dir`, owned by this process from `start` to `stop`.
 
     Reached over a Unix socket in a private directory, or with `tcp` on 127.0.0.1 at a port the system chose; always
-    with a random password kept in the directory. `durable=False` switches fsync off and is for tests only.
+    with a random password kept in the directory. `durable=False` switches fsync off and is for tests only. `visiting`
+    is for a command: servers wait for its end, and it makes no cluster.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class EmbeddedPostgres:
         bin_dir: Path | None = None,
         tcp: bool = False,
         durable: bool = True,
+        visiting: bool = False,
         start_timeout_s: float = 600.0,
         extra_settings: dict[str, str] | None = None,
     ) -> None:
@@ -46,6 +48,7 @@ class EmbeddedPostgres:
         self._bin_dir = bin_dir
         self._tcp = tcp
         self._durable = durable
+        self._visiting = visiting
         self._start_timeout_s = start_timeout_s
         self._extra = extra_settings or {}
         self._data: DataDir | None = None
@@ -73,12 +76,12 @@ class EmbeddedPostgres:
     async def start(self) -> None:
         """Make the cluster if there is none, start or adopt the server, make the database.
 
-        Raises `ConfigurationError` with what to do: extra not installed, directory in use, another version's files,
+        Raises `DirectoryInUse`, and `ConfigurationError` with what to do: extra not installed, another version's files,
         a server that does not come up. When it raises or is cancelled, nothing that it started is left running.
         """
         account = drop_account()
         data = await asyncio.to_thread(DataDir.prepare, self._root, account)
-        data.lock.take()
+        data.lock.take(visiting=self._visiting)
         if data.home != data.root:
             _log.warning("the database files lie elsewhere", data_dir=str(data.root), files=str(data.home))
         self._data = data
@@ -141,6 +144,8 @@ class EmbeddedPostgres:
         if not data.initialized:
             if data.pgdata.exists():
                 raise ConfigurationError(f"{data.pgdata} exists but is no Postgres data directory")
+            if self._visiting:
+                raise no_database(data.root)
             await asyncio.to_thread(data.initialize, binaries, durable=self._durable)
         data.check_version(binaries)
         postmaster = Postmaster(data, binaries, tcp=self._tcp, durable=self._durable, extra=self._extra)

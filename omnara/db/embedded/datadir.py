@@ -27,8 +27,29 @@ _SOCKET_PATH_LIMIT: Final = 90
 """Bytes; a Unix socket's path may have 107, and `/.s.PGSQL.<port>` comes on top."""
 _INITDB_LIMIT_S: Final = 300.0
 _REASON_LINES: Final = 5
+_VISITING: Final = "visiting"
 ROLE: Final = "omnara"
 DATABASE: Final = "omnara"
+
+
+class DirectoryInUse(ConfigurationError):
+    """Another process has the directory. `visited`: a command does, for a moment, and no server."""
+
+    def __init__(self, directory: Path, pid: str, *, visited: bool) -> None:
+        self.pid = pid
+        self.visited = visited
+        super().__init__(
+            f"{directory} is in use by another omnara process (pid {pid}); "
+            "stop it, or give this one a data directory of its own"
+        )
+
+
+def no_database(root: Path) -> ConfigurationError:
+    """Return what is wrong with a directory in which a command finds nothing to work on."""
+    return ConfigurationError(
+        f"there is no database: OMNARA_DATABASE_URL is not set and {root} holds none; "
+        "start `omnara serve` once, or set the variable"
+    )
 
 
 class DirectoryLock:
@@ -38,8 +59,10 @@ class DirectoryLock:
         self._path = directory / "omnara.lock"
         self._file: int | None = None
 
-    def take(self) -> None:
-        """Take the lock or raise `ConfigurationError` at once, naming who has it or what the disk refuses."""
+    def take(self, *, visiting: bool = False) -> None:
+        """Take the lock or raise at once: `DirectoryInUse` naming who has it, `ConfigurationError` naming what the disk
+        refuses. `visiting` tells others that it is for the length of a command.
+        """
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
@@ -49,14 +72,11 @@ class DirectoryLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
-            owner = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+            owner, _, why = os.read(fd, 32).decode("ascii", "replace").strip().partition(" ")
             os.close(fd)
-            raise ConfigurationError(
-                f"{self._path.parent} is in use by another omnara process (pid {owner}); "
-                "stop it, or give this one a data directory of its own"
-            ) from exc
+            raise DirectoryInUse(self._path.parent, owner or "unknown", visited=why == _VISITING) from exc
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
+        os.pwrite(fd, (f"{os.getpid()} {_VISITING}\n" if visiting else f"{os.getpid()}\n").encode("ascii"), 0)
         self._file = fd
 
     def give_up(self) -> None:

@@ -69,7 +69,8 @@ async def create_pool(
     name with other settings or at the cap.
     """
     org_in_scope(p, org_id, OrgAction.MANAGE)
-    usable_provider(deps.places, provider, deps.settings.public_url)
+    named = "provider_auth_secret_id" in fields
+    usable_provider(deps.places, provider, deps.settings.public_url, credential=named)
     settings = applied(PoolSettings(name="", max_total_machines=max_total_machines, sizes=Sizes()), fields)
     _check(deps, provider, settings)
 

@@ -28,10 +28,13 @@ def known_provider(places: Mapping[str, Place], name: str) -> Place:
     raise InvalidRequest(f"there is no such provider; there are {offered}")
 
 
-def usable_provider(places: Mapping[str, Place], name: str, public_url: str | None) -> None:
-    """Refuse a provider whose machines nobody could use. Raises as `known_provider`, and Unprocessable where daemons
-    would not find this server."""
-    if known_provider(places, name).daemons and public_url is None:
+def usable_provider(places: Mapping[str, Place], name: str, public_url: str | None, *, credential: bool) -> None:
+    """Refuse a provider whose machines nobody could use. Raises as `known_provider`, InvalidRequest where a credential
+    is asked for and not named, and Unprocessable where daemons would not find this server."""
+    place = known_provider(places, name)
+    if place.credential and not credential:
+        raise InvalidRequest(f"a pool of {name} names the secret with its key there as provider_auth_secret_id")
+    if place.daemons and public_url is None:
         raise Unprocessable(
             f"machines of {name} run a daemon that has to find this server: set OMNARA_PUBLIC_URL to its address first"
         )

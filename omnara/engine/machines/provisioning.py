@@ -28,7 +28,7 @@ from omnara.engine.machines.closing_down import end_pool_machine
 from omnara.engine.machines.completing import Told
 from omnara.errors import Gone
 from omnara.ids import IdKind, encode
-from omnara.machines.providers.protocol import MachineSpec, Resource
+from omnara.machines.providers.protocol import Credential, DaemonAccess, MachineSpec, Resource
 
 __all__ = ["Times", "allocation_name", "claim_due", "completed", "failed", "replace", "spec_of"]
 
@@ -73,7 +73,9 @@ def allocation_name(installation_id: UUID, machine_id: UUID) -> str:
     return "omnara-mch-" + base64.b32encode(hashed).decode().rstrip("=").lower()
 
 
-def spec_of(installation_id: UUID, machine: PlacedMachine) -> MachineSpec:
+def spec_of(
+    installation_id: UUID, machine: PlacedMachine, credential: Credential | None, daemon: DaemonAccess | None
+) -> MachineSpec:
     """Return what a provider has to know. The machine's environment is not in it: each command brings its own."""
     return MachineSpec(
         machine_id=encode(IdKind.MACHINE, machine.id),
@@ -85,6 +87,8 @@ def spec_of(installation_id: UUID, machine: PlacedMachine) -> MachineSpec:
         cpu=machine.cpu,
         memory_mb=machine.memory_mb,
         cwd=machine.cwd,
+        credential=credential,
+        daemon=daemon,
     )
 
 

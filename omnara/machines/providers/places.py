@@ -47,13 +47,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     `site`: returns None where the settings do not allow it. `check`: raises InvalidOptions for a pool's configuration
     or a machine's options, and asks nobody. `daemons`: its provider opens no homes, since its machines run `omnara
-    daemon`, which has to find this server. `missing`: what somebody has to see to when nobody makes its machines.
+    daemon`, which has to find this server. `credential`: its pools have to name the secret that it asks for. `missing`:
+    what somebody has to see to when nobody makes its machines.
     """
 
     name: str
     site: Callable[[Settings], Site | None]
     check: Callable[[Mapping[str, Any], Mapping[str, Any]], None]
     daemons: bool = False
+    credential: bool = False
     missing: str = ""
 
     @property

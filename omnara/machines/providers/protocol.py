@@ -20,10 +20,12 @@ import msgspec
 from omnara.machines.processes import Home
 
 __all__ = [
+    "Credential",
     "DaemonAccess",
     "HomeProvider",
     "InvalidOptions",
     "MachineSpec",
+    "NotAdmitted",
     "Provider",
     "ProviderUnavailable",
     "ProvisionFailed",
@@ -44,6 +46,13 @@ class ProviderUnavailable(Exception):
     """The place cannot be asked now. Nothing is known, so nothing is deleted; the same call may succeed later."""
 
 
+class NotAdmitted(ProviderUnavailable):
+    """The place answers, but not to this pool: its credential is missing, cannot be read, or is refused there.
+
+    Nothing is known of the machine and nothing is deleted, as above; machines of other pools are not concerned.
+    """
+
+
 class ProvisionFailed(Exception):
     """The place answered and will not make this machine; the text says why, for whoever runs the pool.
 
@@ -53,6 +62,19 @@ class ProvisionFailed(Exception):
     def __init__(self, text: str, *, resource: Resource | None = None) -> None:
         super().__init__(text)
         self.resource = resource
+
+
+class Credential(msgspec.Struct, frozen=True):
+    """By what a place knows who asks: the value of the secret that a pool names as `provider_auth_secret_id`.
+
+    It goes to the place and nowhere else. Source: machines.md §12.
+    """
+
+    value: str
+
+    def __repr__(self) -> str:
+        """Show nothing: a credential in a log line is a leak."""
+        return "Credential(<hidden>)"
 
 
 class DaemonAccess(msgspec.Struct, frozen=True):
@@ -79,6 +101,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
     carries them, and they are compared before anything that exists is adopted or deleted. `options` passed the check.
     `daemon` is there in `provision` alone, for a provider that opens no homes, and is another in each attempt; what an
     earlier attempt was given stays good until one daemon has come, so a machine that is adopted needs no change.
+    `credential` is there in each call if the pool names one, as it is at that call; the next may bring another.
     """
 
     machine_id: str
@@ -90,6 +113,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpu: int | None = None
     memory_mb: int | None = None
     cwd: str = ""
+    credential: Credential | None = None
     daemon: DaemonAccess | None = None
 
 
@@ -106,9 +130,9 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provider(Protocol):
-    """One place, with one set of credentials. Every method may be cancelled and called again; all raise
-    ProviderUnavailable while the place cannot be asked. Whoever inherits this needs neither `prepare` nor `wake` nor
-    `close` if there is nothing to do."""
+    """One place, for all pools that name it; `MachineSpec.credential` tells who asks. Every method may be cancelled and
+    called again; all raise ProviderUnavailable while the place cannot be asked, and NotAdmitted when it refuses the
+    credential. Whoever inherits this needs neither `prepare` nor `wake` nor `close` if there is nothing to do."""
 
     @property
     def name(self) -> str:
