@@ -124,9 +124,12 @@ async def removed(connection: Connection, claimed: PlacedMachine) -> bool:
     return await connection.fetchval(_SQL["removed"], *_claim(claimed)) is not None
 
 
-async def release(connection: Connection, claimed: PlacedMachine) -> None:
-    """Give a claim back on a machine that went another way meanwhile, so that its removal need not wait."""
-    await connection.execute(_SQL["release"], claimed.id, claimed.claim_token)
+async def release(connection: Connection, claimed: PlacedMachine) -> bool:
+    """Give a claim back on a machine that went another way meanwhile, so that its removal need not wait.
+
+    False when the claim is not ours any more.
+    """
+    return await connection.fetchval(_SQL["release"], claimed.id, claimed.claim_token) is not None
 
 
 async def set_reason_message(connection: Connection, machine_id: UUID, message: str) -> None:
@@ -140,9 +143,10 @@ async def lock_lifecycle(connection: Connection, machine_id: UUID) -> Lifecycle 
     return None if row is None else Lifecycle(*row)
 
 
-async def replace(connection: Connection, machine_id: UUID, generation: int, message: str) -> bool:
-    """Let the next generation of a machine's place be made; False when it is not at this one, or not active."""
-    return await connection.fetchval(_SQL["replace"], machine_id, generation, message) is not None
+async def replace(connection: Connection, machine: PlacedMachine, message: str) -> bool:
+    """Let the next generation of a machine's place be made; False when it is not as it was read, or not active."""
+    values = (machine.id, machine.generation, message, machine.claim_token)
+    return await connection.fetchval(_SQL["replace"], *values) is not None
 
 
 async def driven_here(connection: Connection, worker_id: UUID, provider: str, host: str) -> list[DrivenHere]:

@@ -52,50 +52,71 @@ class Jobs:
             log.error("work on a machine's place failed", machine_id=str(claimed.id), exc_info=error)
 
     async def _make(self, claimed: PlacedMachine) -> None:
+        """Make a place. Whoever lost the claim meanwhile changes nothing, and leaves nothing behind that is nobody's.
+
+        A late attempt makes nothing twice: a machine's place has one name for ever, which is taken or free at the
+        provider, so it finds what another attempt made, or makes what that one will find.
+        """
+        made: Resource | None = None
         try:
-            resource = await self._provision(claimed)
+            made = await self._provision(claimed)
+            became = await provisioning.completed(self._deps, claimed, made)
+            done = "machine_made" if became == "active" else "machine_made_too_late"
+            probes.hit(done, machine_id=claimed.id, generation=claimed.generation)
+        except Gone:
+            log.info("a machine went another way before it was made", machine_id=str(claimed.id))
+            await provisioning.give_back(self._deps, claimed)
+            return
         except (ProvisionFailed, InvalidOptions, NotAdmitted) as error:
             log.warning("a machine was not made", machine_id=str(claimed.id), error=str(error))
             made = error.resource if isinstance(error, ProvisionFailed) else None
-            await provisioning.failed(self._deps, claimed, str(error), made, self._times)
+            became = await provisioning.failed(self._deps, claimed, str(error), made, self._times)
         except ProviderUnavailable as error:
             log.warning("a machine cannot be made now", machine_id=str(claimed.id), error=str(error))
             self._reached.lose(claimed.provider, error)
-            await provisioning.put_off(self._deps, claimed, str(error), self._times)
-        else:
-            await self._made(claimed, resource)
+            became = await provisioning.put_off(self._deps, claimed, str(error), self._times)
+        if became == "unwanted":
+            await self._discard(claimed, made)
 
     async def _provision(self, claimed: PlacedMachine) -> Resource:
-        """Fetch what is needed, with all the time that takes, and make the place within the provider's limit."""
-        async with self._held(claimed), self._reached.asking(claimed) as (provider, spec):
-            await provider.prepare(spec)
-        daemon = await self._begun(claimed)
-        async with self._reached.asking(claimed, daemon) as (provider, spec):
-            try:
-                async with asyncio.timeout(provider.provision_timeout_s):
-                    return await provider.provision(spec)
-            except TimeoutError as error:
-                raise ProvisionFailed(f"it was not made within {provider.provision_timeout_s:.0f} s") from error
+        """Fetch what is needed, with all the time that takes, and make the place within the provider's limit.
+
+        Raises Gone when the claim was lost before anything was made.
+        """
+        async with self._held(claimed):
+            async with self._reached.asking(claimed) as (provider, spec):
+                await provider.prepare(spec)
+            daemon = await self._begun(claimed)
+            async with self._reached.asking(claimed, daemon) as (provider, spec):
+                try:
+                    async with asyncio.timeout(provider.provision_timeout_s):
+                        return await provider.provision(spec)
+                except TimeoutError as error:
+                    raise ProvisionFailed(f"it was not made within {provider.provision_timeout_s:.0f} s") from error
 
     async def _begun(self, claimed: PlacedMachine) -> DaemonAccess | None:
-        """Hold the claim, and return what a daemon of the machine's own needs."""
+        """Hold the claim, and return what a daemon of the machine's own needs. Raises Gone."""
         driven = isinstance(self._reached.provider(claimed.provider), HomeProvider)
         url = "" if driven else self._reached.public_url()
-        try:
-            token = await provisioning.begin(self._deps, claimed, self._times, with_token=not driven)
-        except Gone as error:
-            raise ProvisionFailed(error.detail) from error
+        token = await provisioning.begin(self._deps, claimed, self._times, with_token=not driven)
         return None if token is None else DaemonAccess(url, token.text)
 
-    async def _made(self, claimed: PlacedMachine, resource: Resource) -> None:
-        became = await provisioning.completed(self._deps, claimed, resource)
-        if became == "active":
-            probes.hit("machine_made", machine_id=claimed.id, generation=claimed.generation)
-            return
-        probes.hit("machine_made_too_late", machine_id=claimed.id)
-        if became == "deleted":  # nobody else knows of what was made here
-            async with self._reached.asking(claimed) as (provider, spec):
-                await provider.delete(spec, resource.resource_id)
+    async def _discard(self, claimed: PlacedMachine, made: Resource | None) -> None:
+        """Remove what was made, or begun, for a machine that nobody will make or remove again.
+
+        Once, since there is no row any more that says so. Where that fails, what is left is found by providers that can
+        tell what they have (`SweptProvider`), and by no others.
+        """
+        try:
+            async with asyncio.timeout(REMOVE_S), self._reached.asking(claimed) as (provider, spec):
+                await provider.delete(spec, None if made is None else made.resource_id)
+        except (ProviderUnavailable, TimeoutError) as error:
+            log.warning(
+                "what was made for a deleted machine is left behind",
+                machine_id=str(claimed.id),
+                resource=None if made is None else made.resource_id,
+                error=str(error),
+            )
 
     async def _remove(self, claimed: PlacedMachine) -> None:
         try:
@@ -110,7 +131,11 @@ class Jobs:
             probes.hit("machine_removed", machine_id=claimed.id)
 
     async def wake(self, machine: PlacedMachine) -> None:
-        """Wake a sleeping machine that has something to do; one whose place is gone gets another."""
+        """Wake a sleeping machine that has something to do; one whose place is gone gets another.
+
+        Whoever does it late wakes nothing for good: the row then says so as well (`idle.woken`), so it is driven, and
+        sleeps again when it is idle. What was replaced meanwhile is not there to be woken.
+        """
         try:
             if not isinstance(self._reached.provider(machine.provider), HomeProvider):
                 await self._wake_daemon(machine)
@@ -148,7 +173,12 @@ class Jobs:
 
     @asynccontextmanager
     async def _held(self, claimed: PlacedMachine) -> AsyncIterator[None]:
-        """Extend the claim while something slow goes on. What the database does not hear of lapses."""
+        """Extend the claim while something slow goes on. What the database does not hear of lapses.
+
+        Nothing is stopped when it is lost. An image that is fetched then is of use to all machines and changes none,
+        and before more is done the claim is asked for again (`_begun`). A place that is being made is seen through, so
+        that `_make` knows what was made, and whose it is.
+        """
 
         async def hold() -> None:
             while True:

@@ -171,7 +171,7 @@ class Reached:
 
     async def replace(self, machine: PlacedMachine, why: str) -> bool:
         """Let the next generation of a machine's place be made; False when somebody did that already."""
-        done = await provisioning.replace(self._deps, machine.id, machine.generation, why)
+        done = await provisioning.replace(self._deps, machine, why)
         if done:
             probes.hit("machine_replaced", machine_id=machine.id)
             log.warning("a machine is replaced", machine_id=str(machine.id), generation=machine.generation, why=why)

@@ -93,9 +93,9 @@ g as (
 select id from m;
 
 -- name: release
--- Give a claim back on a machine that went another way meanwhile. Index: machines_pkey.
+-- Give a claim back on a machine that went another way meanwhile; nothing when it is somebody else's. Index: machines_pkey.
 update machines set worker_id = null, claim_token = null, claimed_until = null
-where id = $1 and claim_token = $2 and lifecycle_state <> 'active';
+where id = $1 and claim_token = $2 and lifecycle_state <> 'active' returning id;
 
 -- name: reason_message
 -- Why a locked machine is where it is, in words. Index: machines_pkey.
@@ -106,14 +106,15 @@ update machines set lifecycle_reason_message = $2 where id = $1;
 select lifecycle_state, lifecycle_version, generation, provision_attempts from machines where id = $1 for no key update;
 
 -- name: replace
--- An active machine at generation $2 lost its place: the next generation is made under the same row. The old resource stays
--- named until then. Index: machines_pkey.
+-- An active machine at generation $2 lost its place, as was found under the claim $4 (0: by nobody's): the next generation is
+-- made under the same row. The old resource stays named until then. Index: machines_pkey.
 update machines
 set lifecycle_state = 'provisioning', lifecycle_version = lifecycle_version + 1, generation = generation + 1,
     lifecycle_reason_code = 'container_lost', lifecycle_reason_message = $3, provision_attempts = 0,
     next_reconcile_after = statement_timestamp(), asleep_since = null, wake_until = null,
     worker_id = null, claim_token = null, claimed_until = null, updated_at = statement_timestamp()
-where id = $1 and generation = $2 and lifecycle_state = 'active' and source_kind = 'pool' returning id;
+where id = $1 and generation = $2 and coalesce(claim_token, 0) = $4 and lifecycle_state = 'active'
+  and source_kind = 'pool' returning id;
 
 -- name: driven_here
 -- Active machines of one place that worker $1 drives. Index: machines_driven.

@@ -20,6 +20,7 @@ from tests.support.cluster import Cluster
 from tests.support.daemon_process import DaemonProcess
 from tests.support.machine_chaos import (
     HELD,
+    PATIENT,
     REAL,
     Floor,
     everywhere,
@@ -41,8 +42,6 @@ FIRST = {"$result": 0, "path": ["process_id"]}
 LINES = pytest.mark.parametrize(
     "line", [pytest.param(relay, marks=pytest.mark.slow, id="silent"), pytest.param(wire, id="pulled")]
 )
-PATIENT = {"MACHINE_GRACE": "60s"}
-"""Nobody gives up while processes start on a busy computer, so every command has to come to its end."""
 READ_ALL = Call("read_process", {"process_id": FIRST, "cursor": 0})
 
 
@@ -131,6 +130,7 @@ async def test_a_short_cut_is_invisible(floor: Floor, line: object) -> None:
     """The command ends during the cut, and its waiting call hears of that as if nothing had been."""
     machine = await floor.machine()
     await floor.cluster.only_worker()
+    loop = asyncio.get_running_loop()
     async with (
         line(floor.cluster.front) as cable,  # type: ignore[operator]
         floor.daemon(machine, "laptop", cable.url, around=cable.around) as daemon,
@@ -139,9 +139,11 @@ async def test_a_short_cut_is_invisible(floor: Floor, line: object) -> None:
         await floor.client.send(agent.id, "go")
         await begun(daemon)
         cable.pull()
+        pulled = loop.time()
         let_end(daemon)
         await over(daemon)
-        await asyncio.sleep(floor.times.short_cut_s)
+        await floor.offline(machine)
+        await asyncio.sleep(max(0.0, pulled + floor.times.short_cut_s - loop.time()))
         assert await results(agent) == []
         cable.plug()
         await agent.settled(within_s=floor.times.back_s)
@@ -228,6 +230,7 @@ async def test_a_machine_comes_back_after_its_power_was_gone(floor: Floor) -> No
         daemon.die()
         daemon.start()
         await floor.until_states(agent, "unknown", limit_s=floor.times.back_s)
+        await floor.online(machine, daemon)
         [row] = await floor.processes(agent)
         assert row["reason_code"] == "local_process_missing_after_daemon_reconnect"
         read = call("read_process", {"process_id": value["process_id"], "cursor": 0})
@@ -241,7 +244,7 @@ async def test_a_machine_comes_back_after_its_power_was_gone(floor: Floor) -> No
 async def test_a_read_that_waits_outlives_its_daemon(floor: Floor) -> None:
     """It is asked again of the next one, from where it was to begin: nothing of the output is passed over."""
     machine = await floor.machine()
-    await floor.cluster.start(settings=PATIENT)
+    worker = await floor.cluster.only_worker(PATIENT)
     async with floor.daemon(machine, "laptop") as daemon:
         reading = Call("read_process", {"process_id": FIRST, "wait_ms": 10_000})
         agent = await floor.agent(
@@ -263,6 +266,7 @@ async def test_a_read_that_waits_outlives_its_daemon(floor: Floor) -> None:
         assert (started[1]["output"], read[1]["output"]) == ("up\n", "the end\n")
         assert read[1]["cursor"] == started[1]["next_cursor"]
         assert daemon.lines("log") == ["begun", "over"]
+    floor.cluster.keep(worker)
 
 
 WRITES = 20
@@ -271,7 +275,7 @@ WRITES = 20
 async def test_what_is_written_to_a_command_arrives_once_while_its_daemon_dies(floor: Floor) -> None:
     """Killed again and again: what was told as written is there once, in order; of what is unknown, at most once."""
     machine = await floor.machine()
-    (worker,) = await floor.cluster.start(settings=PATIENT)
+    worker = await floor.cluster.only_worker(PATIENT)
     async with floor.daemon(machine, "laptop") as daemon:
         writes = [Call("write_process", {"process_id": FIRST, "data": f"{n}\n"}) for n in range(WRITES)]
         agent = await floor.agent(
@@ -310,7 +314,7 @@ async def test_what_is_written_to_a_command_arrives_once_while_its_daemon_dies(f
 async def test_a_cancel_reaches_the_machine_when_its_line_is_back(floor: Floor) -> None:
     """What waits is taken back and never runs, what runs for the cancelled call is ended, the background goes on."""
     machine = await floor.machine()
-    await floor.cluster.only_worker()
+    await floor.cluster.only_worker(PATIENT)
     async with relay(floor.cluster.front) as cable, floor.daemon(machine, "laptop", cable.url) as daemon:
         behind = await floor.agent([machine], Answer(blocks=(run(HELD, wait_ms=1),)), say("started"))
         await floor.client.send(behind.id, "go")

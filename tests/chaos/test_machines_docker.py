@@ -18,7 +18,7 @@ import pytest_asyncio
 from omnara.testing import Answer, call, embed, say
 from tests.support.docker_boxes import ROLES, Boxes, boxes_on, held, said
 from tests.support.docker_engine import SANDBOX_IMAGE, engine_for_tests, has_image, missing
-from tests.support.machine_chaos import machine_times, results, run
+from tests.support.machine_chaos import PATIENT, machine_times, results, run
 from tests.support.postgres import PostgresForTests
 from tests.support.times import Times
 from tests.support.waiting import until
@@ -35,7 +35,7 @@ async def boxes(postgres: PostgresForTests, tmp_path: Path, times: Times) -> Asy
         if not await has_image(provider, SANDBOX_IMAGE):
             missing(f"there is no image {SANDBOX_IMAGE} (Containerfile, target sandbox)")
         # On a busy computer a container takes its time, and nothing here is about giving up.
-        patient = machine_times(times).env | {"MACHINE_GRACE": "60s"}
+        patient = machine_times(times).env | PATIENT
         settings = {f"OMNARA_{name}": value for name, value in patient.items()}
         async with boxes_on(postgres, tmp_path, times, provider, ENGINE, **settings) as made:
             yield made

@@ -14,7 +14,7 @@ import pytest
 from omnara.db.embedded import EmbeddedPostgres
 from omnara.testing import Answer, embed, say
 from tests.support.cluster import Cluster
-from tests.support.machine_chaos import HELD, Floor, machine_times, results, run
+from tests.support.machine_chaos import HELD, PATIENT, Floor, machine_times, results, run
 from tests.support.times import Times
 from tests.support.waiting import until
 
@@ -27,7 +27,7 @@ async def test_an_outage_is_no_reason_to_destroy_anything(
     A daemon that hears 401 wipes its machine, so this is the failure that must never look like one.
     """
     constants = machine_times(times)
-    settings = {f"OMNARA_{name}": value for name, value in constants.env.items()}
+    settings = {f"OMNARA_{name}": value for name, value in (constants.env | PATIENT).items()}
     async with Cluster(own_postgres.dsn, tmp_path_factory.mktemp("cluster"), times, **settings) as cluster:
         (cluster.front,) = await cluster.start(1, "api,worker,maintenance")
         floor = Floor(cluster, constants, tmp_path)
@@ -65,7 +65,7 @@ async def test_a_database_that_has_forgotten_a_command_does_not_run_it_again(
 ) -> None:
     """Restored to a moment at which the command was not handed over yet, while the machine has its end on disk."""
     constants = machine_times(times)
-    settings = {f"OMNARA_{name}": value for name, value in constants.env.items()}
+    settings = {f"OMNARA_{name}": value for name, value in (constants.env | PATIENT).items()}
     async with Cluster(own_postgres.dsn, tmp_path_factory.mktemp("cluster"), times, **settings) as cluster:
         (cluster.front,) = await cluster.start(1, "api,worker,maintenance")
         floor = Floor(cluster, constants, tmp_path)

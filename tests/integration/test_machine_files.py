@@ -6,6 +6,7 @@ Source: features.md (upload and download tools); api.md §13; machines.md §7.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import random
 from collections.abc import AsyncIterator
@@ -16,15 +17,23 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from omnara.db import artifacts
+from omnara.db import agents, artifacts
+from omnara.db.connection import Connection
+from omnara.domain.content import InlineMedia, MediaRefBlock
+from omnara.engine.artifacts import attach, take_in
 from omnara.engine.artifacts_store import Blobs
+from omnara.engine.deps import Deps
+from omnara.engine.interactions import resolve
 from omnara.engine.machines import transfer
 from omnara.engine.machines.files import AgentMachineFiles
+from omnara.engine.scope import AgentPath
 from omnara.ids import IdKind, decode, encode
 from omnara.providers.in_process import ask, say
 from omnara.providers.protocol import ModelCall, Outcome
+from omnara.tools.interactions import Answer
+from tests.support.crashing import owner
 from tests.support.engine import Engine, engine_on
-from tests.support.hand_machine import add_machine, bind, processes, results
+from tests.support.hand_machine import add_machine, bind, processes, results, until_call
 from tests.support.live_machine import live_machine
 from tests.support.pictures import png
 
@@ -156,6 +165,60 @@ async def test_a_silent_machine_ends_the_transfer(database: str, tmp_path: Path,
         [(outcome, value)] = await results(engine, agent)
         assert (outcome, value["error_code"], value["retryable"]) == ("failed", "file_transfer_timeout", True)
         assert [row["state"] for row in await processes(engine, agent)] == ["failed"]
+
+
+@pytest.mark.parametrize("name", ["upload_file", "download_file"])
+async def test_what_was_allowed_is_not_done_on_a_machine_that_came_later(
+    database: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "LIMIT_S", 0.3)
+    async with engine_on(database, lambda call: say("done")) as engine:
+        [agent] = await engine.add_agents(tools={name: "always_ask"})
+        first = await bind(engine, agent, await add_machine(engine, "first"), "mine")
+        [replica] = await engine.start()
+        deps = replica.deps
+        replica.worker.tools = msgspec.structs.replace(replica.worker.tools, machine_files=AgentMachineFiles(deps))
+        arguments = {"path": "x"} | ({"artifact": await an_artifact(deps, agent)} if "down" in name else {})
+
+        async def asked() -> None:
+            engine.script = _once(name, arguments)
+            await engine.say(agent)
+            await until_call(engine, agent, name, "awaiting_permission")
+
+        async def allowed() -> tuple[str, Any]:
+            query = "select id from interactions where agent_id = $1 and state = 'open'"
+            form = await engine.sql.fetchval(query, agent)
+            await resolve(deps, owner(engine), AgentPath(agent), form, [Answer((0,))])
+            await engine.until_idle(agent)
+            outcome, value = (await results(engine, agent))[-1]
+            return outcome, value["error_code"]
+
+        await asked()
+        # Another machine gets the name of the one that was meant.
+        await engine.sql.execute("delete from agent_machine_bindings where id = $1", first)
+        await bind(engine, agent, await add_machine(engine, "second"), "mine")
+        assert await allowed() == ("failed", "tool_authorization_invalidated")
+        assert await processes(engine, agent) == []
+        # Asked for again, it is meant for the machine that is there now, which does not answer.
+        await asked()
+        assert await allowed() == ("failed", "file_transfer_timeout")
+        assert len(await processes(engine, agent)) == 1
+
+
+async def an_artifact(deps: Deps, agent_id: UUID) -> str:
+    """Keep a text as a file of the agent's; its name."""
+    async with deps.db.acquire() as connection:
+        agent = await agents.locate_agent(connection, agent_id)
+    assert agent is not None
+    media = InlineMedia("text/plain", base64.b64encode(b"text").decode(), "text.txt")
+    [block], taken = await take_in(deps, agent.org_id, [media])
+    assert isinstance(block, MediaRefBlock)
+
+    async def keep(connection: Connection) -> None:
+        await attach(connection, agent, taken, loose=True)
+
+    await deps.db.run(keep)
+    return block.artifact_id
 
 
 @pytest.mark.parametrize("name", ["upload_file", "download_file"])

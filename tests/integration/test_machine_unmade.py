@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from omnara.db import process_ends
+from omnara.db import provisioning as places
+from omnara.db import runtimes as runtime_rows
 from omnara.engine.machines import provisioning
 from omnara.engine.machines.provisioning import Times
 from omnara.engine.machines.sweeps import sweep
@@ -15,6 +19,7 @@ from omnara.machines.providers.protocol import Resource
 from tests.integration.test_machine_tools import scripted
 from tests.support.engine import Engine, engine_on
 from tests.support.hand_machine import HandMachine, call_states, processes, results, until_call
+from tests.support.waiting import until
 
 RUN = ("run_command", {"command": "make"})
 
@@ -146,3 +151,109 @@ async def test_a_machine_that_was_made_and_that_no_server_reaches(database: str)
         told = await waiting.told()
         assert told is not None
         assert (told["error_code"], told["machine_state"]) == ("machine_unreachable", "active")
+
+
+# --- who comes while that is found ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", [False, True])
+async def test_a_machine_that_comes_while_its_call_is_given_up_keeps_it(
+    database: str, monkeypatch: pytest.MonkeyPatch, made: bool
+) -> None:
+    """It is looked at again when everything is locked: a place that is just being made counts, and so does a daemon."""
+    async with engine_on(database, scripted([RUN])) as engine:
+        waiting = await Waiting.begin(engine)
+        if made:
+            [machine] = await claimed(waiting)
+            assert await provisioning.completed(waiting.deps, machine, Resource(resource_id="r")) == "active"
+            await waiting.age()
+        find, found = process_ends.unreachable, []
+
+        async def meanwhile(connection: Any, seconds: float, limit: int, among: Any = None) -> Any:
+            seen = await find(connection, seconds, limit, among)
+            found.append(len(seen))
+            if among is None and made:
+                # One task may hold one connection of the pool.
+                await asyncio.create_task(HandMachine(waiting.deps, machine.id).connect())
+            elif among is None:
+                await asyncio.create_task(claimed(waiting))
+            return seen
+
+        monkeypatch.setattr(process_ends, "unreachable", meanwhile)
+        assert await waiting.told() is None
+        assert found == [1, 0], "it was found, and then not again"
+        [process] = await processes(engine, waiting.agent)
+        assert process["state"] == "queued"
+        assert (await call_states(engine, waiting.agent))["run_command"] == ["waiting"]
+
+
+async def silent(waiting: Waiting) -> Any:
+    """A machine that was made long ago, and to which no daemon came; as whoever looks after it finds it."""
+    [machine] = await claimed(waiting)
+    assert await provisioning.completed(waiting.deps, machine, Resource(resource_id="r")) == "active"
+    await waiting.age(Times().startup_s + 1)
+    async with waiting.deps.db.acquire() as connection:
+        [found] = await places.silent_daemons(connection, [("docker", "this engine")], UUID(int=0), Times().daemon_s)
+    assert found.never
+    assert found.made_s > Times().startup_s
+    return found.machine
+
+
+async def test_a_machine_whose_daemon_came_meanwhile_is_not_given_up(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody had come when it was looked at; that is asked again under its lock, after whoever is about to come."""
+    async with engine_on(database, scripted([RUN])) as engine:
+        waiting = await Waiting.begin(engine)
+        machine, deps = await silent(waiting), waiting.deps
+        hand = HandMachine(deps, machine.id)
+        comes, go = asyncio.Event(), asyncio.Event()
+        registered = runtime_rows.registered
+
+        async def slowly(*arguments: Any) -> None:
+            await registered(*arguments)
+            comes.set()
+            await go.wait()
+
+        async def held_up() -> bool:
+            query = "select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+            return bool(await engine.sql.fetch(query))
+
+        monkeypatch.setattr(runtime_rows, "registered", slowly)
+        coming = asyncio.create_task(hand.connect())
+        async with asyncio.timeout(10):
+            await comes.wait()
+        giving_up = asyncio.create_task(provisioning.give_up(deps, machine, "no daemon", Times()))
+        await until(held_up, "it waits for the registration")
+        go.set()
+        await coming
+        assert not await giving_up
+        await hand.disconnect()
+        assert not await provisioning.give_up(deps, machine, "no daemon", Times()), "its line is down, but one came"
+        assert await engine.sql.fetchval("select lifecycle_state from machines") == "active"
+        await hand.connect()
+        await hand.finished((await hand.take()).process_id, "ok\n")
+        await engine.until_idle(waiting.agent)
+        assert [outcome for outcome, _ in await results(engine, waiting.agent)] == ["succeeded"]
+
+
+async def test_a_machine_to_whose_new_place_no_daemon_came_is_given_up(database: str) -> None:
+    """One that came to an earlier place does not count; what went another way since it was looked at is left alone."""
+    async with engine_on(database, scripted([RUN])) as engine:
+        waiting = await Waiting.begin(engine)
+        machine, deps = await silent(waiting), waiting.deps
+        await HandMachine(deps, machine.id).connect()
+        await engine.sql.execute(
+            "update machine_runtimes set created_at = now() - interval '1 hour', session_id = null,"
+            " disconnected_at = now() - interval '50 minutes'"
+        )
+        other = msgspec.structs.replace(machine, lifecycle_version=machine.lifecycle_version + 1)
+        assert not await provisioning.give_up(deps, other, "no daemon", Times())
+        patient = msgspec.structs.replace(Times(), startup_s=Times().startup_s + 60)
+        assert not await provisioning.give_up(deps, machine, "no daemon", patient)
+        assert await provisioning.give_up(deps, machine, "no daemon", Times())
+        row = await engine.sql.fetchrow("select lifecycle_state, lifecycle_reason_message from machines")
+        assert tuple(row) == ("deleting", "no daemon")
+        await engine.until_idle(waiting.agent)
+        assert [outcome for outcome, _ in await results(engine, waiting.agent)] == ["failed"]
+        assert not await provisioning.give_up(deps, machine, "no daemon", Times()), "once"

@@ -12,7 +12,9 @@ import pytest
 import pytest_asyncio
 
 from omnara import probes
+from omnara.db import provisioning as places
 from omnara.domain.processes import LIVE
+from omnara.engine.machines import provisioning
 from omnara.engine.machines.sweeps import sweep
 from omnara.ids import IdKind, encode
 from omnara.machines.processes import Home
@@ -211,6 +213,92 @@ async def test_an_answer_that_comes_after_somebody_else_took_over_removes_nothin
         await late.wait()
     assert len(place.machines) == 1, "it is there still"
     assert (await held.row())["lifecycle_state"] == "active"
+
+
+@pytest.mark.parametrize("error", [ProvisionFailed("late"), ProviderUnavailable("late")], ids=["failed", "away"])
+async def test_what_an_attempt_leaves_that_fails_after_the_deletion_is_removed(
+    replica: Fleet, place: Place, error: Exception
+) -> None:
+    """Its claim lapsed and somebody else removed the machine, so nobody else would ever look for it."""
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def late(called: str, machine: MachineSpec) -> None:
+        if called == "provision":
+            begun.set()
+            await go.wait()
+            place.machines[machine.allocation_name] = machine
+            raise error
+
+    place.before = late
+    held = await replica.machine("image")
+    async with asyncio.timeout(10):
+        await begun.wait()
+    await delete(held)
+    await replica.fetch("update machines set claimed_until = now() where id = $1", held.machine.id)
+    await held.until_state("deleted", limit_s=10)
+    assert place.calls.count("delete") == 1
+    go.set()
+    await until(lambda: place.calls.count("delete") == 2 and not place.machines, "nothing is left", limit_s=5)
+
+
+async def test_what_is_made_while_somebody_else_removes_the_machine_is_removed(replica: Fleet, place: Place) -> None:
+    """Who removes it may have looked before this was there."""
+    begun, go, removing, removed = (asyncio.Event() for _ in range(4))
+
+    async def slow(called: str, _: MachineSpec) -> None:
+        if called == "provision":
+            begun.set()
+            await go.wait()
+        elif called == "delete" and not removing.is_set():
+            removing.set()
+            await removed.wait()
+
+    place.before = slow
+    held = await replica.machine("image")
+    async with asyncio.timeout(10):
+        await begun.wait()
+        await delete(held)
+        await replica.fetch("update machines set claimed_until = now() where id = $1", held.machine.id)
+        await removing.wait()
+    go.set()
+    await until(lambda: place.calls.count("delete") == 2 and not place.machines, "it is removed", limit_s=5)
+    assert (await held.row())["lifecycle_state"] == "deleting"
+    removed.set()
+    await held.until_state("deleted", limit_s=10)
+
+
+async def test_what_was_fetched_for_a_machine_that_is_gone_makes_nothing(replica: Fleet, place: Place) -> None:
+    fetches, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(called: str, _: MachineSpec) -> None:
+        if called == "prepare":
+            fetches.set()
+            await go.wait()
+
+    place.before = slow
+    held = await replica.machine("image")
+    async with asyncio.timeout(10):
+        await fetches.wait()
+    await delete(held)
+    go.set()
+    await held.until_state("deleted", limit_s=10)
+    assert (place.calls.count("provision"), place.calls.count("delete")) == (0, 1)
+
+
+async def test_a_driver_that_lost_its_claim_replaces_nothing(replica: Fleet, place: Place) -> None:
+    """What it could not speak to may well answer the one that drives the machine now."""
+    held = await replica.machine("image")
+    await held.until_state("active")
+    await driven(held)
+    deps = replica.server.deps
+    async with deps.db.acquire() as connection:
+        machine = await places.machine_at(connection, held.machine.id)
+    assert machine is not None
+    late = msgspec.structs.replace(machine, claim_token=machine.claim_token + 1)
+    assert not await provisioning.replace(deps, late, "it did not answer")
+    assert (await held.row())["generation"] == 1
+    assert await provisioning.replace(deps, machine, "it did not answer")
+    await held.until_state("active", generation=2)
 
 
 async def test_removal_is_tried_until_it_succeeds(replica: Fleet, place: Place) -> None:

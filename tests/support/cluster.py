@@ -74,6 +74,7 @@ class Cluster:
         self.agents: list[Handle] = []
         self.front: ServerProcess
         self._kept: tuple[ServerProcess, ...] = ()
+        self._more: dict[str, Mapping[str, str]] = {}
         self._settings = settings
         self._ring = generate_ring()
         self._numbers = itertools.count(1)
@@ -136,6 +137,7 @@ class Cluster:
         """Prepare a process without starting it. `settings`: variables without their prefix; `around`: any others."""
         name = f"{next(self._numbers)}-{roles.split(',')[0]}"
         environment = self.environment({"ROLES": roles, **(settings or {})}) | dict(around or {})
+        self._more[name] = {**(settings or {}), **(around or {})}
         replica = ServerProcess(name, self.directory, environment, ports=ports)
         self.replicas.append(replica)
         return replica
@@ -162,10 +164,13 @@ class Cluster:
         assert [one for one in self.replicas if one.alive and one is not self.front] == [worker]
         self._kept = (worker,)
 
-    async def only_worker(self) -> ServerProcess:
-        """The worker that an earlier test has left, or a new one: it takes all work."""
-        kept, self._kept = self._kept, ()
-        return kept[0] if kept else (await self.start())[0]
+    async def only_worker(self, settings: Mapping[str, str] | None = None) -> ServerProcess:
+        """The worker that an earlier test has left, if it has these settings, or a new one: it takes all work."""
+        for kept in self._kept:
+            if self._more[kept.name] == (settings or {}):
+                self._kept = ()
+                return kept
+        return (await self.start(settings=settings))[0]
 
     async def end(self, *replicas: ServerProcess) -> None:
         """Stop processes in order, at the same time; each must end with 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -66,6 +67,15 @@ class DaemonProcess:
         """End everything of the machine without mercy, as when its power goes."""
         self.kill()
         end_all_below(self.directory, self.home)
+
+    @property
+    def connected(self) -> bool:
+        """Whether this very process says that it is connected, and not one before it that was killed."""
+        try:
+            said = json.loads((self.home / "status.json").read_bytes())
+        except FileNotFoundError:
+            return False
+        return self.process is not None and (said["pid"], said["state"]) == (self.process.pid, "connected")
 
     def lines(self, name: str) -> list[str]:
         """The lines of a file where the commands run."""

@@ -32,7 +32,8 @@ class MachineTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     env: dict[str, str]
     short_cut_s: float
-    """A cut that nobody may notice."""
+    """A cut that nobody may notice: longer than the lease, so that the machine is out of reach, and shorter than lease
+    and grace together by what a daemon may take to come back."""
     unreachable_s: float
     """From a cut until the waiting call has its answer, at most."""
     long_cut_s: float
@@ -49,11 +50,14 @@ QUICK = MachineTimes(
         "MACHINE_SWEEP": "200ms",
         "DEATH_GRACE": "0",
     },
-    short_cut_s=3,
+    short_cut_s=2.5,
     unreachable_s=12,
     long_cut_s=9,
     back_s=60,
 )
+PATIENT = {"MACHINE_GRACE": "60s"}
+"""Nobody gives up while processes start on a busy computer, so every command has to come to its end. For every test
+that is not about giving up: the shrunk grace is less than a daemon takes to start while everything else does."""
 REAL = MachineTimes(env={}, short_cut_s=20, unreachable_s=45, long_cut_s=180, back_s=120)
 
 
@@ -98,12 +102,24 @@ class Floor:
         return str(await self.cluster.sql.fetchval(query, machine.id))
 
     async def online(self, machine: TestMachine, daemon: DaemonProcess) -> None:
-        """Wait until a machine is online."""
+        """Wait until a machine is online by this very process.
+
+        For a moment after a daemon was killed its machine counts as online still; and one that starts on a cold
+        computer takes longer than a call waits for its machine.
+        """
 
         async def there() -> bool:
-            return await self.connection(machine) == "online"
+            return daemon.connected and await self.connection(machine) == "online"
 
         await until(there, f"the machine is online\n{daemon.tail()}", limit_s=self.times.back_s)
+
+    async def offline(self, machine: TestMachine) -> None:
+        """Wait until a machine counts as out of reach: nothing was heard from it for its lease."""
+
+        async def gone() -> bool:
+            return await self.connection(machine) == "offline"
+
+        await until(gone, "the machine is offline", limit_s=self.times.unreachable_s)
 
     async def agent(self, machines: Sequence[TestMachine], *answers: Answer, text: str = "agent") -> Handle:
         """An agent with these machines that is about to hear the message on which it acts."""

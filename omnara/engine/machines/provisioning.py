@@ -123,56 +123,79 @@ async def begin(deps: Deps, claimed: PlacedMachine, times: Times, *, with_token:
     return await deps.db.run(work)
 
 
-async def completed(deps: Deps, claimed: PlacedMachine, resource: Resource) -> Literal["active", "deleted", "moved_on"]:
+Became = Literal["active", "unwanted", "moved_on"]
+"""What became of a machine by an attempt.
+
+`unwanted`: it is deleted, or somebody else is removing it and may have looked already, so what this attempt made is to
+be removed at once: nobody else knows of it, and no machine comes back from there. `moved_on`: what was made is to be
+left alone. The machine's removal needs the claim that was given back here, or another attempt follows, or somebody else
+has made it active, with this very place."""
+
+
+async def completed(deps: Deps, claimed: PlacedMachine, resource: Resource) -> Became:
     """Make a machine active whose place was made, and say so; or say where it went meanwhile.
 
-    What was made for one that is deleted is nobody's, and to be removed at once. One that has moved on is to be left
-    alone: its removal needs the claim that is given back here, or somebody else has made it active, with this very
-    place. Own transaction. Raises Unavailable.
+    Own transaction. Raises Unavailable.
     """
 
-    async def work(connection: Connection) -> Literal["active", "deleted", "moved_on"]:
+    async def work(connection: Connection) -> Became:
         metadata = msgspec.json.encode(dict(resource.details)).decode()
         done = await db.activate(connection, claimed, resource.resource_id, resource.sandbox_url, metadata)
-        if done:
-            return "active"
-        await db.release(connection, claimed)
-        found = await db.lock_lifecycle(connection, claimed.id)
-        return "deleted" if found is None or found.state == "deleted" else "moved_on"
+        return "active" if done else await _left(connection, claimed)
 
     done = await deps.db.run(work)
     deps.hints.machines((claimed.id,))
     return done
 
 
-async def failed(deps: Deps, claimed: PlacedMachine, message: str, resource: Resource | None, times: Times) -> None:
+async def failed(deps: Deps, claimed: PlacedMachine, message: str, resource: Resource | None, times: Times) -> Became:
     """Note that an attempt failed, with what it made; the last one gives the machine up, which ends what waits for it.
 
     Own transaction. Raises Unavailable.
     """
 
-    async def work(connection: Connection) -> Told:
+    async def work(connection: Connection) -> tuple[Told, Became]:
         if resource is not None:
             await db.note_resource(connection, claimed, resource.resource_id, resource.sandbox_url)
         retry_s = times.retries_s[min(claimed.provision_attempts, len(times.retries_s)) - 1]
         if not await db.provision_failed(connection, claimed, FAILED, message[:MAX_MESSAGE], retry_s):
-            await db.release(connection, claimed)
-            return Told(machines={claimed.id})
+            return Told(machines={claimed.id}), await _left(connection, claimed)
         if claimed.provision_attempts < times.attempts:
-            return Told()
-        return await end_pool_machine(connection, claimed.id, GAVE_UP, message[:MAX_MESSAGE])
+            return Told(), "moved_on"
+        return await end_pool_machine(connection, claimed.id, GAVE_UP, message[:MAX_MESSAGE]), "moved_on"
 
-    (await deps.db.run(work)).tell(deps)
+    told, became = await deps.db.run(work)
+    told.tell(deps)
+    return became
 
 
-async def put_off(deps: Deps, claimed: PlacedMachine, message: str, times: Times) -> None:
-    """Give a claim back because the place could not be asked: that was no attempt. Raises Unavailable."""
+async def put_off(deps: Deps, claimed: PlacedMachine, message: str, times: Times) -> Became:
+    """Give a claim back because the place could not be asked: that was no attempt.
 
-    async def work(connection: Connection) -> None:
-        if not await db.put_off(connection, claimed, times.unavailable_s, UNAVAILABLE, message[:MAX_MESSAGE]):
-            await db.release(connection, claimed)
+    Own transaction. Raises Unavailable.
+    """
 
-    await deps.db.run(work)
+    async def work(connection: Connection) -> Became:
+        done = await db.put_off(connection, claimed, times.unavailable_s, UNAVAILABLE, message[:MAX_MESSAGE])
+        return "moved_on" if done else await _left(connection, claimed)
+
+    return await deps.db.run(work)
+
+
+async def give_back(deps: Deps, claimed: PlacedMachine) -> None:
+    """Give back a claim under which nothing was made. Own transaction. Raises Unavailable."""
+    async with deps.db.acquire() as connection:
+        await db.release(connection, claimed)
+    deps.hints.machines((claimed.id,))
+
+
+async def _left(connection: Connection, claimed: PlacedMachine) -> Became:
+    """Give back what may be left of a claim, and say where the machine went without it."""
+    ours = await db.release(connection, claimed)
+    found = await db.lock_lifecycle(connection, claimed.id)
+    if found is None or found.state == "deleted":
+        return "unwanted"
+    return "moved_on" if ours or found.state not in ("deleting", "delete_failed") else "unwanted"
 
 
 async def removed(deps: Deps, claimed: PlacedMachine) -> bool:
@@ -197,26 +220,27 @@ async def removal_failed(deps: Deps, claimed: PlacedMachine, message: str, times
         await db.delete_failed(connection, claimed, message[:MAX_MESSAGE], wait_s)
 
 
-async def replace(deps: Deps, machine_id: UUID, generation: int, message: str) -> bool:
-    """Let a new place be made for an active machine that lost the one of `generation`; False when it was done already.
+async def replace(deps: Deps, machine: PlacedMachine, message: str) -> bool:
+    """Let a new place be made for an active machine that lost its own; False when it went another way meanwhile.
 
-    Its runtime ends, so what was granted is settled when the next driver registers, and what was not goes to the new
+    Another generation, that is, or another driver: what one could not speak to may well answer the next one. Its
+    runtime ends, so what was granted is settled when the next driver registers, and what was not goes to the new
     place. Own transaction. Raises Unavailable.
     """
 
     async def work(connection: Connection) -> bool:
-        if await db.lock_lifecycle(connection, machine_id) is None:
+        if await db.lock_lifecycle(connection, machine.id) is None:
             return False
-        if not await db.replace(connection, machine_id, generation, message[:MAX_MESSAGE]):
+        if not await db.replace(connection, machine, message[:MAX_MESSAGE]):
             return False
-        await runtimes.end_active(connection, machine_id, REPLACED)
+        await runtimes.end_active(connection, machine.id, REPLACED)
         # A daemon of the lost place that is not quite gone must not come before the new one, whose token it would end.
-        await runtimes.revoke_other_tokens(connection, machine_id, None, REPLACED)
+        await runtimes.revoke_other_tokens(connection, machine.id, None, REPLACED)
         return True
 
     done = await deps.db.run(work)
     if done:
-        deps.hints.machines((machine_id,))
+        deps.hints.machines((machine.id,))
     return done
 
 

@@ -23,6 +23,7 @@ from omnara.db.connection import Connection
 from omnara.db.machine_calls import NewProcess
 from omnara.domain import processes as domain
 from omnara.engine.deps import Deps
+from omnara.engine.machines.approved import not_meant
 from omnara.engine.machines.targets import choose, unreachable
 from omnara.ids import new_uuid
 from omnara.tools.protocol import ToolResult, failed
@@ -85,9 +86,10 @@ async def begin(
         machine = choose(await bindings.bound_machines(connection, agent_id), tool_input)
         if isinstance(machine, ToolResult):
             return machine
-        away = unreachable(machine, deps.settings.machine_grace_s)
-        if away is not None:
-            return away
+        refused = await not_meant(connection, agent_id, call_id, call.created_at, machine)
+        refused = refused or unreachable(machine, deps.settings.machine_grace_s)
+        if refused is not None:
+            return refused
         new = _process(hot, machine, call_id, purpose=purpose, command=command, wait_ms=wait_ms)
         if not await machine_calls.insert_process(connection, new, most=domain.MAX_LIVE_PER_AGENT):
             return failed("There are too many processes that are not over.", "agent_process_limit_reached")

@@ -48,6 +48,9 @@ WRITE_LIMIT_S: Final = 10.0
 """How long the bytes of a write may wait for the command to read them. Source: machines.md §7."""
 ENDLESS: Final = 1 << 62
 COUNT_S: Final = 15.0
+"""How long the engine may take to count a container's processes. It looks twice, a second apart, so one or two seconds
+when all is well. This is asked only when a container does not answer, when what runs in it may keep the whole computer
+busy: ten times that. An engine that takes longer has not said that the container is full, and nothing is killed."""
 LINE_PIDS: Final = 8
 """Processes that a line needs at most, with what it does for a request."""
 

@@ -7,6 +7,8 @@
 # Only regular builtins are redirected: a special one (`:`, `exec`) whose redirection fails would end the shell.
 LC_ALL=C; export LC_ALL
 umask 077
+# Of output the newest 100 MiB stay, and the rest goes whenever there are 125. Source: machines.md §7. Chunks of 4 MiB: what is
+# kept is exact to that, and a full output is about 31 files, so that whoever looks for the newest passes few names.
 KEEP=104857600 TRIM=131072000 CHUNK=4194304
 D4='[0-9][0-9][0-9][0-9]' D16=$D4$D4$D4$D4 # what chunks are called: other names would be no numbers
 
@@ -23,7 +25,7 @@ alive() { # is the group of process $1 there: by its leader's number and start, 
   [ -n "$G" ]
 }
 supervised() { read -r b p s <"$V/$1/sup" && [ "$b" = "$BOOT" ] && start_of "$p" && [ -n "$S" ] && [ "$S" = "$s" ]; }
-end_group() { # TERM to group $1, and KILL after two seconds
+end_group() { # TERM to group $1, and KILL after two seconds (40 x 0.05 s). Source: machines.md §7
   kill -TERM "-$1" || return 0
   n=0
   while kill -0 "-$1" && [ $n -lt 40 ]; do sleep 0.05; n=$((n + 1)); done
@@ -45,6 +47,8 @@ ended() { # X = how process $1 ended; false while it has not
 pump() { # standard input into chunk files named by their offset, the oldest of which go
   base=0 have=0 count=1
   while :; do
+    # The first piece is told as soon as it is there, so it is one read, of what a pipe holds at most (64 KiB). After that
+    # nobody is told, and one dd takes 64 reads, a chunk at most: a process for each piece would cost more than the piece.
     name=0000000000000000$base
     file=$V/$1/out/${name#"${name%????????????????}"}
     dd bs=65536 count=$count >>"$file"
@@ -117,6 +121,9 @@ pumped() {
   if read -r _ g _ <"$T/p/$1/pg" && kill -0 "-$g"; then end_group "$g"; fi
   printf '\n' 1<>"$T/p/$1/hold"
   # What was written before the end belongs to the result; what still holds the pipe in another session does not delay it.
+  # 0.3 s is what an end costs whose pipe somebody else holds, and time enough to keep the 64 KiB that a pipe holds. A pump that
+  # is at work after that has a slow disk or a busy computer, so it is waited for, 20 times as long: a writer in another session
+  # that never pauses keeps it at work for ever, and 6 s leave a short command's end within the 10 s that its call waits at most.
   tries=0
   while [ ! -e "$T/p/$1/done" ] && [ $tries -lt 20 ]; do
     { sleep 0.3; printf 't\n' >&7; } &
@@ -167,7 +174,8 @@ record() { # everything about process $1
   complete "$1"
   read -r begun _ <"$V/$1/started" || begun=-
   if [ $committed -eq 1 ]; then
-    # Between the bit and the supervisor's own note there is a moment.
+    # Between the bit and the supervisor's own note there is a moment, a few forks. It is waited for, 0.2 s (10 x 0.02 s): so
+    # much costs each look at one that was lost before its note, and where it was too short the next look finds the note.
     n=0
     while [ ! -s "$V/$1/sup" ] && ! ended "$1" && [ $n -lt 10 ]; do sleep 0.02; n=$((n + 1)); done
     supervised "$1" && live=1
@@ -284,6 +292,7 @@ write() { # id action seq close length
   rm -f "$T/w.$2"
 }
 settled() { # wait a moment for the group of a command that was begun just now
+  # 1 s (50 x 0.02 s): its shell has to be forked and to write one line first. Other requests of this line wait meanwhile.
   n=0
   while ! alive "$1"; do
     [ -e "$V/$1/sup" ] && ! ended "$1" && [ $n -lt 50 ] || return 1
