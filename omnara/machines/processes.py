@@ -57,7 +57,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process ended, as its home saw it; never changes once written. Source: machines.md §6, §7.
+    """How a process ended, as its home saw it; never changes once the disk has it. Source: machines.md §6, §7.
 
     Times are RFC 3339 in UTC with microseconds. `state` exited: code 0; failed: another code, a signal, or no start.
     """

@@ -77,7 +77,7 @@ class PosixHome:
         self._own_launcher = self._launcher if launcher is None else None
         self._user = user
         self._limits = limits or Limits()
-        self._just_ended: set[str] = set()
+        self._just_ended: dict[str, None] = {}
         self._beginnings = Beginnings(self._store, self._launcher, sandbox)
 
     async def close(self) -> None:
@@ -136,8 +136,10 @@ class PosixHome:
     def _fresh(self, process_id: str) -> ProcessRecord:
         """Read what a keeper has just written; if the process is over, its output is soon asked for."""
         record = self._known(at_once(self._store.record, process_id), process_id)
-        if record.exit is not None and record.output_end <= _SMALL_BYTES and len(self._just_ended) < _JUST_ENDED:
-            self._just_ended.add(process_id)
+        if record.exit is not None and record.output_end <= _SMALL_BYTES:
+            self._just_ended[process_id] = None
+            while len(self._just_ended) > _JUST_ENDED:
+                del self._just_ended[next(iter(self._just_ended))]
         return record
 
     @staticmethod
@@ -212,7 +214,7 @@ class PosixHome:
     async def read(self, process_id: str, cursor: int, max_bytes: int) -> OutputSlice:
         """See `Home`. A cursor beyond the end gives nothing; `end` tells. Raises KeyError for an unknown process."""
         if process_id in self._just_ended:
-            self._just_ended.discard(process_id)
+            del self._just_ended[process_id]
             found = at_once(self._store.output, process_id, cursor, max_bytes)
         else:
             found = await in_thread(self._store.output, process_id, cursor, max_bytes)
@@ -282,5 +284,5 @@ class PosixHome:
     async def forget(self, process_id: str) -> None:
         """See `Home`. Raises ValueError while the process runs."""
         self._beginnings.send_away(process_id)
-        self._just_ended.discard(process_id)
+        self._just_ended.pop(process_id, None)
         await in_thread(self._store.remove, process_id)

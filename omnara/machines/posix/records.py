@@ -74,8 +74,12 @@ def _actions(fd: int, known: frozenset[str]) -> list[ActionRecord]:
 
 
 def is_settled(record: ProcessRecord) -> bool:
-    """Over, and the server knows all about it. Only `started` may never have been told, and never will be."""
-    return record.exit_acknowledged and all(action.acknowledged for action in record.actions)
+    """Over, and the server knows all about it. Only `started` may never have been told, and never will be.
+
+    An end that the server knows may be lost here, by a computer that lost power; then it will be written once more.
+    """
+    over = record.exit is not None and record.exit_acknowledged
+    return over and all(action.acknowledged for action in record.actions)
 
 
 def prepared(process_id: str, supervisor_id: str) -> ProcessRecord:

@@ -27,7 +27,6 @@ __all__ = ["Store"]
 log = get_logger(__name__)
 
 _STALE_S = 3600.0
-_GOING_LOOKS, _GOING_S = 500, 0.01
 
 
 class Store:
@@ -248,16 +247,13 @@ class Store:
             os.unlink(files.LAUNCH, dir_fd=fd)
 
     @staticmethod
-    def _free(fd: int, process_id: str) -> int:
-        """Take the lock of a process that is over; its keeper may need a moment more to go."""
-        for _ in range(_GOING_LOOKS):
-            lock = files.try_lock(fd)
-            if lock is not None:
-                return lock
-            if files.read_exit(fd) is None:
-                break
-            time.sleep(_GOING_S)
-        raise ValueError(f"{process_id} is still running")
+    def _free(fd: int, process_id: str) -> int | None:
+        """Take the lock of a process that is over, or return None: its keeper, which may still be there, does no more
+        than to have the end that it wrote kept by the disk."""
+        lock = files.try_lock(fd)
+        if lock is None and files.read_exit(fd) is None:
+            raise ValueError(f"{process_id} is still running")
+        return lock
 
     def remove(self, process_id: str) -> None:
         """Remove a process's directory. Raises ValueError while a keeper is with it."""
@@ -268,6 +264,7 @@ class Store:
             aside = self._gone / f"{process_id}.{secrets.token_hex(8)}"
             try:
                 self.path(process_id).rename(aside)
+                shutil.rmtree(aside, ignore_errors=True)  # under the lock: a keeper that is told to begin now does not
             finally:
-                os.close(lock)
-        shutil.rmtree(aside, ignore_errors=True)
+                if lock is not None:
+                    os.close(lock)

@@ -101,3 +101,4 @@ class Desk:
             if connection in self._watching:
                 self.answer(connection, {"event": "exit"})
             connection.close()
+        self._listener.close()  # whoever came too late to be taken in is not kept waiting for the disk

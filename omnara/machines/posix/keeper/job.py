@@ -30,30 +30,15 @@ def do(directory: int, first: socket.socket) -> None:
     if launch is None:
         return
     connection = Connection(first)
-    keeper = _made(directory, launch)
+    keeper = Keeper(directory, launch)
     asked = _asked(connection)
     if asked is not None and asked["op"] == "ready":
-        if keeper is not None:
-            keeper.fork_ahead(asked.get("sandbox"))
+        keeper.fork_ahead(asked.get("sandbox"))
         asked = _asked(connection, keeper)
-    if asked is not None and keeper is None:
-        keeper = _made(directory, launch)
-    if keeper is None:
-        connection.answer({"event": "full"})
-    elif asked is not None and _begun(directory, keeper, connection):
+    if asked is not None and _begun(directory, keeper, connection):
         keeper.run(connection, asked)
     else:
         keeper.leave()
-
-
-def _made(directory: int, launch: dict[str, Any]) -> Keeper | None:
-    """Make a keeper; None when the disk is full."""
-    try:
-        return Keeper(directory, launch)
-    except OSError as error:
-        if not files.is_full(error):
-            raise
-        return None
 
 
 def _asked(connection: Connection, ready: Keeper | None = None) -> dict[str, Any] | None:

@@ -28,6 +28,8 @@ _CHUNK = 256 * 1024
 _TAIL_BYTES = 1024 * 1024
 """What may still be in a pipe or a terminal when a command ends; more comes from those that outlive it."""
 _TAIL_WAIT_S = 0.1
+_LONGEST_REASON = 300
+"""Characters: each may become twelve bytes of JSON, and all of an end has to fit into its block."""
 
 
 def _text(moment: datetime) -> str:
@@ -230,7 +232,7 @@ class Keeper:
             self._leader.terminate(time.monotonic())
 
     def _not_started(self, text: str) -> None:
-        self._finish({"state": "failed", "reason_code": "start_failed", "reason_message": text[:1000]})
+        self._finish({"state": "failed", "reason_code": "start_failed", "reason_message": text[:_LONGEST_REASON]})
 
     def _finish(self, record: dict[str, Any], **times: str) -> None:
         """Write down how it ended, as the last thing done to any file, then tell those who wait, then make it durable.
