@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import aiohttp
 
 from bench.cluster import Database
 from bench.processes import ChildFailed, Process
+from omnara.testing.ports import free_ports
 from omnara.vault import KeyRing
 
 __all__ = ["Server", "server_environment"]
@@ -40,7 +40,7 @@ class Server:
     """One replica on ports of its own, which it keeps over restarts."""
 
     def __init__(self, name: str, environment: Mapping[str, str], directory: Path) -> None:
-        port, ops_port = _free_ports()
+        port, ops_port = free_ports()
         self.url = f"http://127.0.0.1:{port}"
         self._ready_url = f"http://127.0.0.1:{ops_port}/readyz"
         listen = {"OMNARA_LISTEN": f"127.0.0.1:{port}", "OMNARA_OPS_LISTEN": f"127.0.0.1:{ops_port}"}
@@ -87,10 +87,3 @@ class Server:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return False
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]

@@ -17,8 +17,8 @@ from omnara.machines.daemon.config import DaemonConfig, Home
 from omnara.machines.daemon.daemon import Knobs
 from omnara.machines.daemon.run import run_daemon
 from omnara.setting_daemon import DaemonSettings
+from omnara.testing.ports import free_ports
 from tests.support.daemon_server import INSTALLATION, MACHINE, TOKEN, DaemonServer, daemon_server
-from tests.support.processes import free_ports
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import until
 

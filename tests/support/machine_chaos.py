@@ -13,11 +13,12 @@ import msgspec
 from omnara.client import Client
 from omnara.ids import IdKind, encode
 from omnara.testing import Answer, Call, say
+from omnara.testing.ports import free_ports
 from tests.support.agent_handle import Handle
 from tests.support.cluster import Cluster
 from tests.support.daemon_process import DaemonProcess, NetworkNamespace, running
 from tests.support.machines import TestMachine, bind, make_machine
-from tests.support.processes import ServerProcess, free_ports
+from tests.support.processes import ServerProcess
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.times import Times
 from tests.support.waiting import until

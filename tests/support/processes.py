@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ import msgspec
 import psutil
 
 from omnara.settings import child_environment
+from omnara.testing.ports import free_ports
 from tests.support.waiting import until
 
 START_LIMIT_S = 60.0
@@ -251,11 +251,3 @@ async def first_at(servers: Sequence[ServerProcess], name: str, **fields: Any) -
     first = done.pop()
     first.result()
     return waits[first]
-
-
-def free_ports() -> tuple[int, int]:
-    """Two ports that are free now."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]

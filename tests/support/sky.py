@@ -16,11 +16,11 @@ from omnara.ids import IdKind, decode, new_uuid
 from omnara.machines.providers.places import PLACES
 from omnara.settings import Address
 from omnara.testing import ModelServer, call, embed
+from omnara.testing.ports import free_ports
 from tests.contract.server import CONFIG, ApiServer, api_server, invariants_hold
 from tests.support.cloud import DAEMON, Cloud
 from tests.support.docker_fleet import QUICK, TIMES
 from tests.support.postgres import PostgresForTests
-from tests.support.processes import free_ports
 from tests.support.waiting import until
 
 TOOLS = {"run_command": {"permission": "always_allow"}}

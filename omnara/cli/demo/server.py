@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import omnara
 from omnara.client.errors import ClientError
 from omnara.clock import Deadline, monotonic
 from omnara.settings import child_environment
+from omnara.testing.ports import free_ports
 
 __all__ = ["ServerFailed", "ServerProcess"]
 
@@ -33,7 +33,7 @@ class ServerProcess:
     """`omnara serve` with a given environment. One process at a time; every start appends to the same log file."""
 
     def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
-        port, ops_port = _free_ports()
+        port, ops_port = free_ports()
         self.url = f"http://127.0.0.1:{port}"
         self.ops_url = f"http://127.0.0.1:{ops_port}"
         self._environment = child_environment(
@@ -131,11 +131,3 @@ class ServerProcess:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return False
-
-
-def _free_ports() -> tuple[int, int]:
-    """Two ports that are free now. Both processes use the same ones, so that clients find the second."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
