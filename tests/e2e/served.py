@@ -38,6 +38,8 @@ def environment_for(dsn: str, data_dir: Path, model: ModelServer | None) -> dict
         "OMNARA_BOOTSTRAP_API_KEY": generate(TokenKind.PERSONAL).text,
         "OMNARA_DEATH_GRACE": "0",
         "OMNARA_WORKER_DRAIN_TIMEOUT": "5",
+        # What would be made on the engine stays there when the database is gone.
+        "OMNARA_DOCKER_HOST": "off",
     }
     if model is not None:
         values["ANTHROPIC_API_KEY"] = "scripted"
