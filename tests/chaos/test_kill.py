@@ -28,7 +28,7 @@ async def kill(cluster: Cluster, worker: ServerProcess) -> Any:
 
     A save that was sent before the kill may still be carried out: what a test locks must stay locked until then.
     """
-    ports = worker.local_ports()
+    ports = worker.local_ports(await cluster.sql.fetchval("select inet_server_port()"))
     worker.kill_main()
     killed_at = await cluster.now()
 

@@ -142,9 +142,13 @@ class ServerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def local_ports(self) -> list[int]:
-        """The ports from which the main process has connected to others, the database among them."""
-        return [found.laddr.port for found in psutil.Process(self.pid).net_connections() if found.raddr]
+    def local_ports(self, remote: int) -> list[int]:
+        """The ports from which the main process has connected to a port, and to no other.
+
+        Connections to different places may share a port, also with those of other processes.
+        """
+        found = psutil.Process(self.pid).net_connections()
+        return [each.laddr.port for each in found if each.raddr and each.raddr.port == remote]
 
     def kill_main(self) -> None:
         """`kill -9` of the process itself; what it started is left to end by its own means."""
