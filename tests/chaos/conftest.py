@@ -6,18 +6,16 @@ Every test exists twice: with shrunk time constants, and marked `slow` with the 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 
 from omnara.client import Client
 from omnara.db.embedded import EmbeddedPostgres
 from tests.support.cluster import Cluster
+from tests.support.own_directory import own_directory
 from tests.support.postgres import PostgresForTests
 from tests.support.times import DEFAULT, SHRUNK, Times
 
@@ -56,17 +54,10 @@ async def shared(
         yield cluster
 
 
-@pytest.fixture
-def own_directory() -> Iterator[Path]:
-    """A directory for a database of the test's own, which Postgres may enter; no server of it is left running."""
-    path = Path(tempfile.mkdtemp(prefix="omnara-chaos-"))
-    path.chmod(0o711)
-    yield path / "data"
-    for process in psutil.process_iter(["cwd"]):
-        if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(path):
-            process.kill()
-            process.wait(10)
-    shutil.rmtree(path)
+@pytest.fixture(name="own_directory")
+def _own_directory() -> Iterator[Path]:
+    with own_directory() as path:
+        yield path
 
 
 @pytest.fixture(scope="session")

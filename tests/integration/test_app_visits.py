@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from structlog.testing import capture_logs
 
@@ -23,21 +20,16 @@ from omnara.engine.bootstrap import create_key
 from omnara.errors import ConfigurationError, Unavailable
 from omnara.settings import Settings, load
 from tests.integration.test_db_embedded import BIN
+from tests.support.own_directory import own_directory
 from tests.support.postgres import PostgresForTests
 from tests.support.waiting import until
 
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A directory outside pytest's own, which other accounts may not enter."""
-    path = Path(tempfile.mkdtemp(prefix="omnara-vis-"))
-    path.chmod(0o711)
-    yield path / "data"
-    for process in psutil.process_iter(["cwd"]):
-        if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(path):
-            process.kill()
-            process.wait(10)
-    shutil.rmtree(path)
+    """Where the embedded database is."""
+    with own_directory() as path:
+        yield path
 
 
 def settings_of(root: Path) -> Settings:

@@ -12,7 +12,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from omnara.db.embedded.binaries import Account, can_reach, drop_account
 from omnara.db.embedded.datadir import DataDir, DirectoryLock
 from omnara.db.sqlfiles import sql_root
 from omnara.errors import ConfigurationError
+from tests.support.own_directory import own_directory
 from tests.support.waiting import until
 
 BIN = os.environ.get("OMNARA_TEST_PG_BIN")
@@ -32,15 +32,9 @@ BIN = os.environ.get("OMNARA_TEST_PG_BIN")
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A directory outside pytest's own, which other accounts may not enter."""
-    path = Path(tempfile.mkdtemp(prefix="omnara-emb-"))
-    path.chmod(0o711)
-    yield path / "data"
-    for process in psutil.process_iter(["cwd"]):
-        if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(path):
-            process.kill()
-            process.wait(10)
-    shutil.rmtree(path)
+    """Where the embedded database is."""
+    with own_directory() as path:
+        yield path
 
 
 def embedded(root: Path, **options: object) -> EmbeddedPostgres:

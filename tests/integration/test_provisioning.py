@@ -94,6 +94,32 @@ class Place:
         return self.homes.setdefault(resource_id, ScriptedHome())
 
 
+class Gate:
+    """Calls of one kind to a place that are held from `reached` until `open`; with `once`, only the first."""
+
+    def __init__(self, place: Place, kind: str, *, once: bool = False) -> None:
+        self._reached, self._open = asyncio.Event(), asyncio.Event()
+        self._kind, self._once = kind, once
+        place.before = self.pass_through
+
+    async def pass_through(self, called: str, _: MachineSpec) -> bool:
+        """Wait if it is such a call; whether it was."""
+        if called != self._kind or (self._once and self._reached.is_set()):
+            return False
+        self._reached.set()
+        await self._open.wait()
+        return True
+
+    async def reached(self) -> None:
+        """Wait for the first such call."""
+        async with asyncio.timeout(10):
+            await self._reached.wait()
+
+    def open(self) -> None:
+        """Let them go on."""
+        self._open.set()
+
+
 @pytest.fixture
 def place() -> Place:
     return Place()
@@ -174,42 +200,26 @@ async def test_a_place_that_is_away_costs_no_attempt_and_deletes_nothing(replica
 
 
 async def test_an_answer_that_comes_after_the_deletion_leaves_nothing(replica: Fleet, place: Place) -> None:
-    made, go = asyncio.Event(), asyncio.Event()
-
-    async def slow(called: str, _: MachineSpec) -> None:
-        if called == "provision":
-            made.set()
-            await go.wait()
-
-    place.before = slow
+    making = Gate(place, "provision")
     held = await replica.machine("image")
-    async with asyncio.timeout(10):
-        await made.wait()
+    await making.reached()
     await delete(held)
     assert (await held.row())["lifecycle_state"] == "deleting"
-    go.set()
+    making.open()
     await held.until_state("deleted", limit_s=10)
     await until(lambda: not place.machines, "nothing is left", limit_s=5)
 
 
 async def test_an_answer_that_comes_after_somebody_else_took_over_removes_nothing(replica: Fleet, place: Place) -> None:
     """The place of a name is the same for both: what came too late is what the other one has made active."""
-    made, go = asyncio.Event(), asyncio.Event()
-
-    async def slow(called: str, _: MachineSpec) -> None:
-        if called == "provision" and not made.is_set():
-            made.set()
-            await go.wait()
-
-    place.before = slow
+    making = Gate(place, "provision", once=True)
     held = await replica.machine("image")
-    async with asyncio.timeout(10):
-        await made.wait()
+    await making.reached()
     lapse = "update machines set claimed_until = now(), next_reconcile_after = now() where id = $1"
     await replica.fetch(lapse, held.machine.id)
     await held.until_state("active")
     with probes.expect("machine_made_too_late", machine_id=held.machine.id) as late:
-        go.set()
+        making.open()
         await late.wait()
     assert len(place.machines) == 1, "it is there still"
     assert (await held.row())["lifecycle_state"] == "active"
@@ -220,67 +230,51 @@ async def test_what_an_attempt_leaves_that_fails_after_the_deletion_is_removed(
     replica: Fleet, place: Place, error: Exception
 ) -> None:
     """Its claim lapsed and somebody else removed the machine, so nobody else would ever look for it."""
-    begun, go = asyncio.Event(), asyncio.Event()
+    making = Gate(place, "provision")
 
     async def late(called: str, machine: MachineSpec) -> None:
-        if called == "provision":
-            begun.set()
-            await go.wait()
+        if await making.pass_through(called, machine):
             place.machines[machine.allocation_name] = machine
             raise error
 
     place.before = late
     held = await replica.machine("image")
-    async with asyncio.timeout(10):
-        await begun.wait()
+    await making.reached()
     await delete(held)
     await replica.fetch("update machines set claimed_until = now() where id = $1", held.machine.id)
     await held.until_state("deleted", limit_s=10)
     assert place.calls.count("delete") == 1
-    go.set()
+    making.open()
     await until(lambda: place.calls.count("delete") == 2 and not place.machines, "nothing is left", limit_s=5)
 
 
 async def test_what_is_made_while_somebody_else_removes_the_machine_is_removed(replica: Fleet, place: Place) -> None:
     """Who removes it may have looked before this was there."""
-    begun, go, removing, removed = (asyncio.Event() for _ in range(4))
+    making, removing = Gate(place, "provision"), Gate(place, "delete", once=True)
 
-    async def slow(called: str, _: MachineSpec) -> None:
-        if called == "provision":
-            begun.set()
-            await go.wait()
-        elif called == "delete" and not removing.is_set():
-            removing.set()
-            await removed.wait()
+    async def slow(called: str, machine: MachineSpec) -> None:
+        await making.pass_through(called, machine)
+        await removing.pass_through(called, machine)
 
     place.before = slow
     held = await replica.machine("image")
-    async with asyncio.timeout(10):
-        await begun.wait()
-        await delete(held)
-        await replica.fetch("update machines set claimed_until = now() where id = $1", held.machine.id)
-        await removing.wait()
-    go.set()
+    await making.reached()
+    await delete(held)
+    await replica.fetch("update machines set claimed_until = now() where id = $1", held.machine.id)
+    await removing.reached()
+    making.open()
     await until(lambda: place.calls.count("delete") == 2 and not place.machines, "it is removed", limit_s=5)
     assert (await held.row())["lifecycle_state"] == "deleting"
-    removed.set()
+    removing.open()
     await held.until_state("deleted", limit_s=10)
 
 
 async def test_what_was_fetched_for_a_machine_that_is_gone_makes_nothing(replica: Fleet, place: Place) -> None:
-    fetches, go = asyncio.Event(), asyncio.Event()
-
-    async def slow(called: str, _: MachineSpec) -> None:
-        if called == "prepare":
-            fetches.set()
-            await go.wait()
-
-    place.before = slow
+    fetching = Gate(place, "prepare")
     held = await replica.machine("image")
-    async with asyncio.timeout(10):
-        await fetches.wait()
+    await fetching.reached()
     await delete(held)
-    go.set()
+    fetching.open()
     await held.until_state("deleted", limit_s=10)
     assert (place.calls.count("provision"), place.calls.count("delete")) == (0, 1)
 
@@ -331,20 +325,11 @@ async def test_a_lost_place_is_replaced_once_under_the_same_machine(replica: Fle
 async def test_a_worker_that_dies_in_the_middle_is_followed_by_another(
     replica: Fleet, place: Place, database: str
 ) -> None:
-    reached, go = asyncio.Event(), asyncio.Event()
-
-    async def stuck(called: str, _: MachineSpec) -> None:
-        if called == "provision" and not go.is_set():
-            reached.set()
-            await asyncio.Event().wait()
-
-    place.before = stuck
+    making = Gate(place, "provision", once=True)
     held = await replica.machine("image")
-    async with asyncio.timeout(10):
-        await reached.wait()
+    await making.reached()
     claimed = await held.row()
     assert claimed["claimed_until"] is not None
-    go.set()
     # As the sweep does for the dead.
     await replica.fetch(
         "update machines set worker_id = null, claim_token = null, claimed_until = null where id = $1", held.machine.id
@@ -444,21 +429,13 @@ async def test_a_place_that_stays_away_lets_what_waits_give_up_and_is_tried_on(d
             assert (row["lifecycle_state"], row["lifecycle_reason_code"], row["provision_attempts"]) == (
                 "provisioning", "provider_unavailable", 0,
             )  # fmt: skip
-            makes, go = asyncio.Event(), asyncio.Event()
-
-            async def slow(called: str, _: MachineSpec) -> None:
-                if called == "prepare":
-                    makes.set()
-                    await go.wait()
-
-            place.before = slow
-            async with asyncio.timeout(10):
-                await makes.wait()
+            fetching = Gate(place, "prepare")
+            await fetching.reached()
             second = await held.queue("echo here")
             await replica.fetch("update processes set created_at = now() - interval '1 minute'")
             assert (await sweep(server.deps)).unreachable == 0, "it is being made"
             await replica.fetch("update processes set created_at = now() where id = $1", second)
-            go.set()
+            fetching.open()
             assert (await held.until_state("active"))["lifecycle_reason_code"] == ""
             await held.until_process(second, "running")
             assert (await held.process(first))["granted_at"] is None
