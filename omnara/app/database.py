@@ -40,6 +40,7 @@ WAIT_FOR_DATABASE_S: Final = 60.0
 COMMAND_WAITS_S: Final = 3.0
 """The same for a command, which somebody sits in front of."""
 _LOOK_S: Final = 0.1
+"""Between looks at a directory that somebody else has: small beside a start of Postgres, which takes a second."""
 
 
 @contextlib.asynccontextmanager

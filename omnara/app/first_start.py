@@ -25,7 +25,7 @@ log = get_logger(__name__)
 
 INITIAL_KEY_FILE: Final = "initial-api-key"
 SET_UP_WAITS_S: Final = 10.0
-"""How long a command waits for the first start of a server to come to its end."""
+"""How long a command waits for the first start of a server to come to its end, which takes two or three seconds."""
 
 
 @contextlib.asynccontextmanager

@@ -191,7 +191,7 @@ async def publish(
     """Write the one result that was added to a locked agent, its call and its hot row, in one statement.
 
     `ended`: a locked process whose end is written with it, as `finished` does. Raises RuntimeError when the call did
-    not wait: the lock rules that out, so the transaction must end.
+    not wait or the process is gone: the locks rule that out, so the transaction must end.
     """
     whole = await connection.fetchval(
         _SQL["publish_result"],
@@ -209,7 +209,7 @@ async def publish(
         *(_NO_END if ended is None else (ended[0], *msgspec.structs.astuple(ended[1]))),
     )
     if not whole:
-        raise RuntimeError("a call was completed twice under the lock of its agent")
+        raise RuntimeError("a call was completed twice, or its process went, under the lock of its agent")
 
 
 async def may_report(connection: Connection, runtime_id: UUID) -> bool:

@@ -134,9 +134,10 @@ p as (
   update processes set state = $13, reason_code = $14, reason_message = $15, exit_code = $16, exit_signal = $17,
     started_at = coalesce(started_at, $18), default_cursor = coalesce($19, default_cursor), ended_at = $20,
     closed_at = statement_timestamp()
-  where id = $12
+  where id = $12 returning id
 )
-select (select count(*) from c) = 1 and (select count(*) from h) = 1 as whole;
+select (select count(*) from c) = 1 and (select count(*) from h) = 1
+       and ($12::uuid is null or (select count(*) from p) = 1) as whole;
 
 -- name: may_report
 -- Whether a runtime's reports count. Index: machine_runtimes_pkey.

@@ -33,7 +33,7 @@ DATABASE: Final = "omnara"
 
 
 class DirectoryInUse(ConfigurationError):
-    """Another process has the directory. `visited`: a command does, for a moment, and no server."""
+    """Another process has the directory. `visited`: a command does, for a moment, or it has not said yet who it is."""
 
     def __init__(self, directory: Path, pid: str, *, visited: bool) -> None:
         self.pid = pid
@@ -74,7 +74,7 @@ class DirectoryLock:
         except OSError as exc:
             owner, _, why = os.read(fd, 32).decode("ascii", "replace").strip().partition(" ")
             os.close(fd)
-            raise DirectoryInUse(self._path.parent, owner or "unknown", visited=why == _VISITING) from exc
+            raise DirectoryInUse(self._path.parent, owner or "unknown", visited=not owner or why == _VISITING) from exc
         os.ftruncate(fd, 0)
         os.pwrite(fd, (f"{os.getpid()} {_VISITING}\n" if visiting else f"{os.getpid()}\n").encode("ascii"), 0)
         self._file = fd

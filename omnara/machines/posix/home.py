@@ -45,7 +45,8 @@ _TURNS = 100
 """A keeper that is just ending hangs up and is gone within a few of them."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.2
 _SMALL_BYTES, _JUST_ENDED = 65_536, 64
-"""What was written a moment ago, and is no more than a report may hold, is read without a thread."""
+"""What was written a moment ago, and is no more than a report may hold, is read without a thread. Of as many processes
+as a channel's 32 reports on their way can be about, twice over: who is not among them is read in a thread."""
 
 
 class PosixHome:

@@ -25,7 +25,7 @@ class Desk:
         selector: selectors.BaseSelector,
         handle: Callable[[Connection, dict[str, Any], bytes], None],
     ) -> None:
-        """Be nowhere yet."""
+        """Be found nowhere yet: no file is touched before `open`."""
         self._selector = selector
         self._handle = handle
         self._connections: set[Connection] = set()
@@ -34,10 +34,8 @@ class Desk:
         self._named = False
 
     def open(self) -> None:
-        """Be found in the current directory from now on, instead of who was here before, who held the lock.
-
-        Raises OSError.
-        """
+        """Be found in the current directory from now on. For whoever holds the lock: a name that is there is of one who
+        died. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(CONTROL)
         self._listener.bind(CONTROL)

@@ -81,7 +81,8 @@ def _begun(directory: int, keeper: Keeper, connection: Connection) -> bool:
 def _locked(directory: int) -> bool:
     """Take the lock for as long as this process lives, giving way to those who only look whether it is held.
 
-    False: another keeper has it, or the process was forgotten.
+    False: another keeper has it, or the process was forgotten. A look is over in microseconds, so after a second of
+    them (200 x 0.005 s) it is no look.
     """
     for _ in range(200):
         try:
