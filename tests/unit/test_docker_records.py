@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import omnara.machines.docker.channel as channel
 from omnara.ids import IdKind, encode, new_uuid
 from omnara.machines.docker import launchscript
+from omnara.machines.docker.home import DockerHome
 from omnara.machines.docker.launchscript import launch_script
 from omnara.machines.docker.records import Reply, actions_of, process_of, processes_of, slice_of
 from omnara.machines.processes import HomeLost, ProcessSpec
@@ -117,6 +118,7 @@ class Talker:
     def __init__(self, *said: Message, answer: bytes | None = None) -> None:
         self.said = list(said)
         self.taken = 0
+        self.closed = False
         self._answer = answer
         self._asked = asyncio.Event()
 
@@ -134,6 +136,7 @@ class Talker:
 
     async def close(self) -> None:
         self.said.clear()
+        self.closed = True
 
 
 async def line_to(talker: Talker, heard: list[str]) -> channel.Channel:
@@ -174,6 +177,37 @@ async def test_a_stream_that_never_came_about_is_closed() -> None:
     with pytest.raises(HomeLost):
         await channel.Channel.open(container, print, lambda: None, 1.0)  # type: ignore[arg-type]
     assert container.closed
+
+
+async def test_a_line_is_closed_by_whoever_is_canceled_meanwhile() -> None:
+    talker = Talker()
+    line = await line_to(talker, [])
+    closing = asyncio.ensure_future(line.close())
+    await asyncio.sleep(0)
+    assert not talker.closed, "it waits for its reader"
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert talker.closed
+
+
+async def test_a_line_that_comes_about_after_its_home_was_closed_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    talker, opening, go = Talker(), asyncio.Event(), asyncio.Event()
+
+    async def slowly(*_: object) -> channel.Channel:
+        opening.set()
+        await go.wait()
+        return await line_to(talker, [])
+
+    monkeypatch.setattr(channel.Channel, "open", slowly)
+    home = DockerHome(Unreachable())  # type: ignore[arg-type]
+    asked = asyncio.ensure_future(home.processes())
+    await opening.wait()
+    await home.close()
+    go.set()
+    with pytest.raises(HomeLost, match="let go of"):
+        await asked
+    assert talker.closed
 
 
 async def test_one_question_has_one_answer() -> None:

@@ -171,11 +171,11 @@ class Channel:
     async def close(self) -> None:
         """End the shell in the container and let go of the connection. What runs there runs on."""
         self._shut()
-        await asyncio.wait((self._reader,))
         try:
-            await self._stream.close()
-        except ENGINE_ERRORS:
-            return
+            await asyncio.wait((self._reader,))
+        finally:  # whoever is canceled here was the last to know of the connection; closing it waits for nothing
+            with contextlib.suppress(*ENGINE_ERRORS):
+                await self._stream.close()
 
 
 async def _begin(stream: Any) -> None:

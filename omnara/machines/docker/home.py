@@ -75,11 +75,13 @@ class DockerHome:
         self._env = base_env
         self._write_limit_s = write_limit_s
         self._channel: Channel | None = None
+        self._left = False
         self._opening = asyncio.Lock()
         self._news: dict[str, set[asyncio.Event]] = {}
 
     async def close(self) -> None:
-        """Let go of the container; what runs there runs on."""
+        """Let go of the container; what runs there runs on. Who is on the way to it gets no line any more."""
+        self._left = True
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -207,11 +209,17 @@ class DockerHome:
 
     async def _line(self) -> Channel:
         async with self._opening:
+            if self._left:
+                raise _let_go()
             if self._channel is None or self._channel.closed:
                 broken, self._channel = self._channel, None
                 if broken is not None:
                     await broken.close()
-                self._channel = await Channel.open(self._container, self._hear, self._wake_all, self._write_limit_s)
+                opened = await Channel.open(self._container, self._hear, self._wake_all, self._write_limit_s)
+                if self._left:
+                    await opened.close()
+                    raise _let_go()
+                self._channel = opened
             return self._channel
 
     async def _full(self) -> bool:
@@ -260,6 +268,10 @@ def _outcome(reply: Reply) -> ActionOutcome | None:
     if not found:
         return ActionOutcome(state="failed", reason_code="process_terminal")
     return found[0].outcome
+
+
+def _let_go() -> HomeLost:
+    return HomeLost("the container was let go of")
 
 
 def _token(text: str) -> str:
