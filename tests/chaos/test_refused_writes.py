@@ -201,9 +201,16 @@ async def stays_full(disk: SmallDisk, seconds: float) -> None:
 
 
 async def until_it_ends(disk: SmallDisk, server: EmbeddedPostgres) -> None:
-    """Fill the disk and use up the segments of the write-ahead log, until the server has ended by itself."""
+    """Fill the disk and use up the segments of the write-ahead log, until the server has ended by itself.
+
+    Without checkpoints: each makes old segments the next ones, and a server that is quick with them never ends.
+    """
     assert server.pid is not None
     process = psutil.Process(server.pid)
+    connection = await asyncpg.connect(server.dsn)
+    await connection.execute("alter system set max_wal_size = '10GB'")
+    await connection.execute("select pg_reload_conf()")
+    await connection.close()
 
     async def ended() -> bool:
         disk.fill()
