@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import random
 import socket
@@ -56,3 +57,9 @@ def _mark(port: int) -> bool:
     while len(_marks) > _REMEMBERED:
         _marks.popleft().close()
     return True
+
+
+@atexit.register
+def _forget() -> None:
+    while _marks:
+        _marks.pop().close()

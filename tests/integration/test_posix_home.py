@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -109,6 +110,23 @@ async def test_keepers_hold_nothing_of_whoever_opened_the_home(home: HomeOfTest,
         assert mine not in held
         assert os.getsid(keeper) == keeper
         assert Path(f"/proc/{keeper}/environ").read_bytes().strip(b"\0") in (b"", b"LC_CTYPE=C.UTF-8")
+
+
+async def test_of_many_descriptors_a_command_gets_none_of_the_fork_servers(tmp_path: Path) -> None:
+    """The line by which keepers get their jobs would let a command take the next one, with its files."""
+    with contextlib.ExitStack() as many:
+        for _ in range(150):
+            many.enter_context(socket.socket())
+        async with posix_home(tmp_path / "home") as home:
+            record = await home.start("ls /proc/self/fd; cat", 0)
+            await home.said(record.process_id, "3\n")
+            keeper = await home.keeper(record.process_id)
+            server = home.launcher.pid
+            lines = {os.readlink(f"/proc/{server}/fd/{fd}") for fd in os.listdir(f"/proc/{server}/fd")}
+            held = {os.readlink(f"/proc/{keeper}/fd/{fd}") for fd in os.listdir(f"/proc/{keeper}/fd")}
+            own = (await home.text(record.process_id)).split()
+            assert own == ["0", "1", "2", "3"], "3 is the directory that ls reads"
+            assert lines & held == {os.devnull}
 
 
 @pytest.mark.parametrize(

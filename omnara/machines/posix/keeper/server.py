@@ -26,12 +26,15 @@ __all__ = ["serve"]
 
 _FAULT = "fault.txt"
 _SPARE = 2
+_MOST = 64
+"""More descriptors than a fork server has: standard ones, its line, two pipes, and what imported modules hold open."""
 _PID = struct.Struct("=i")
 
 
 def serve(line: socket.socket) -> None:
     """Turn each byte that arrives with two descriptors, a connection and a process's directory, into a keeper."""
     os.umask(0o077)
+    line = _lowest(line)
     hear, tell = os.pipe()
     died, dies = os.pipe()
     for fd in (hear, died, dies):
@@ -53,6 +56,12 @@ def serve(line: socket.socket) -> None:
         spare -= _taken(hear)
         _drain(died)
         spare -= _reaped()
+
+
+def _lowest(line: socket.socket) -> socket.socket:
+    """Give the line the lowest free number, which no program inherits: it came with a number of its sender's choice."""
+    with line:
+        return socket.socket(fileno=os.dup(line.fileno()))
 
 
 def _taken(hear: int) -> set[int]:
@@ -126,7 +135,7 @@ def _close_all_but(kept: list[int]) -> None:
     low, high = sorted(kept)
     os.closerange(3, low)
     os.closerange(low + 1, high)
-    os.closerange(high + 1, high + 64)
+    os.closerange(high + 1, high + _MOST)
     for fd in kept:
         os.set_inheritable(fd, False)
 
