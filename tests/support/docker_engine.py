@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -64,19 +64,34 @@ async def has_image(provider: DockerProvider, image: str) -> bool:
     return True
 
 
-def import_busybox(program: str, endpoint: str | None = None) -> None:
-    """Make the small image: a file system with nothing but busybox under all its names."""
+def import_busybox(
+    program: str, endpoint: str | None = None, image: str = BUSYBOX_IMAGE, *changes: str, without: str = ""
+) -> None:
+    """Make the small image: a file system with nothing but busybox under all its names; or one that differs from it."""
     names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(program, "bin/busybox")
         for name in names:
-            if name != "busybox":
+            if name not in ("busybox", without):
                 entry = tarfile.TarInfo(f"bin/{name}")
                 entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
                 archive.addfile(entry)
     docker = ["docker", *(() if endpoint is None else ("-H", endpoint))]
-    subprocess.run([*docker, "import", "-", BUSYBOX_IMAGE], input=buffer.getvalue(), check=True, capture_output=True)
+    options = [word for change in changes for word in ("-c", change)]
+    words = [*docker, "import", *options, "-", image]
+    subprocess.run(words, input=buffer.getvalue(), check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def odd_image(*changes: str, without: str = "") -> Iterator[str]:
+    """The small image with instructions of a Containerfile, or without one of its programs, under a name of its own."""
+    image = f"omnara-test-{new_id()[4:]}"
+    import_busybox(shutil.which("busybox") or "/bin/busybox", None, image, *changes, without=without)
+    try:
+        yield image
+    finally:
+        subprocess.run(["docker", "rmi", "-f", image], check=True, capture_output=True)
 
 
 def new_id(kind: IdKind = IdKind.PROCESS) -> str:

@@ -30,6 +30,9 @@ _NOT_NOW: Final = frozenset({502, 503, 504, 900})
 """The last is the client library's own, for an engine that it cannot connect to."""
 _TLS: Final = "with TLS, set DOCKER_TLS_VERIFY=1, and DOCKER_CERT_PATH to where ca.pem, cert.pem and key.pem are"
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
+_NO_ADDRESS: Final = (AssertionError, AttributeError, ValueError)
+"""What the client libraries raise for an address that they can make nothing of, one without a port for one."""
+_FORMS: Final = "an address is as unix:///run/docker.sock, or tcp://HOST:2375"
 
 
 class Engine:
@@ -49,7 +52,7 @@ class Engine:
             try:
                 timeout = aiohttp.ClientTimeout(sock_connect=5)
                 self._docker = Docker(url=self._endpoint, timeout=timeout)
-            except (AssertionError, ValueError, DockerError) as error:
+            except (*_NO_ADDRESS, DockerError) as error:
                 why = str(error) or "it is not where `docker` looks for it"
                 raise ProviderUnavailable(f"there is no Docker engine: {why}{_hint(why)}") from error
             except OSError as error:
@@ -72,6 +75,9 @@ class Engine:
             raise ProviderUnavailable(
                 f"the Docker engine cannot be reached: {error or type(error).__name__}"
             ) from error
+        except _NO_ADDRESS as error:
+            why = str(error) or "its address has no port"
+            raise ProviderUnavailable(f"the Docker engine cannot be asked: {why}; {_FORMS}") from error
         except DockerError as error:
             if error.status in _NOT_NOW:
                 why = f"{error.message}{_hint(error.message)}"

@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -62,7 +62,10 @@ _REFUSALS: Final[Mapping[str, str]] = {
 
 
 class DockerHome:
-    """The processes of one running container. For one event loop; `close` when its claim is given up."""
+    """The processes of one running container. For one event loop; `close` when its claim is given up.
+
+    `ready` is awaited before each line into it is opened.
+    """
 
     def __init__(
         self,
@@ -70,8 +73,10 @@ class DockerHome:
         *,
         base_env: Mapping[str, str] = BASE_ENV,
         write_limit_s: float = WRITE_LIMIT_S,
+        ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._container = container
+        self._ready = ready
         self._env = base_env
         self._write_limit_s = write_limit_s
         self._channel: Channel | None = None
@@ -215,6 +220,8 @@ class DockerHome:
                 broken, self._channel = self._channel, None
                 if broken is not None:
                     await broken.close()
+                if self._ready is not None:
+                    await self._ready()
                 opened = await Channel.open(self._container, self._hear, self._wake_all, self._write_limit_s)
                 if self._left:
                     await opened.close()

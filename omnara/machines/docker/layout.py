@@ -36,6 +36,8 @@ DEFAULT_IMAGE: Final = "omnara-sandbox"
 _MIB: Final = 1024 * 1024
 _SECOND: Final = 1_000_000_000
 _PREFIX: Final = "omnara"
+_PART: Final = "[a-zA-Z0-9][a-zA-Z0-9._:@-]*"
+"""Between the slashes of an image's name. It becomes part of an address: `//` or `/..` would lead elsewhere there."""
 
 _IDLE: Final = "trap 'exit 0' TERM; while :; do sleep 86400 & wait $!; done"
 _HEALTH: Final = f"[ -w {DIRECTORY} ] && [ -w {TRANSIENT} ]"
@@ -87,7 +89,7 @@ def config_of(config: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Do
 
 def _check_pool(pool: DockerConfig) -> None:
     for image in (pool.image, *pool.allowed_images):
-        if re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._/:@-]{0,254}", image) is None:
+        if len(image) > 255 or re.fullmatch(rf"{_PART}(?:/{_PART})*", image) is None:
             raise InvalidOptions(f"{image[:80]!r} cannot be the name of an image")
     if re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}", pool.network) is None or pool.network == "host":
         raise InvalidOptions("network must be `none` or the name of a network of the engine, and not the host's")
@@ -134,7 +136,8 @@ def container_config(machine: MachineSpec, pool: DockerConfig, image: str) -> di
         "Env": [f"HOME={DIRECTORY}"],
         "Entrypoint": ["/bin/sh", "-c", _IDLE],
         "Cmd": [],
-        "Labels": labels_of(machine),
+        # The image's own labels are there as well: without this one it could say that its containers are guards.
+        "Labels": labels_of(machine) | {f"{_PREFIX}.role": ""},
         "StopTimeout": 5,
         "Healthcheck": {
             "Test": ["CMD", "/bin/sh", "-c", _HEALTH],

@@ -14,6 +14,8 @@ from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 
 from omnara.machines.docker.engine import Engine, directories
+from omnara.machines.docker.fitness import check_volumes, proven
+from omnara.machines.docker.guard import close_routes, closed_again
 from omnara.machines.docker.home import DockerHome
 from omnara.machines.docker.layout import (
     DEFAULT_IMAGE,
@@ -24,7 +26,6 @@ from omnara.machines.docker.layout import (
     image_of,
     labels_of,
     owner_of,
-    route_guard_config,
 )
 from omnara.machines.providers.owned import Owned
 from omnara.machines.providers.protocol import (
@@ -90,13 +91,11 @@ class DockerProvider:
             await self._make_volume(machine)
             container = await self._make_container(machine, pool, image_of(pool, options))
             await self._start(machine, pool, container)
-            shown = await self.engine.shown(container.id)
-            if shown is None or shown["State"]["Status"] != "running":
-                raise ProvisionFailed("the container ended as soon as it was started", resource=_resource(container.id))
-            return await self._described(shown)
-        except DockerError as error:
+            return await self._described(await proven(self.engine, container))
+        except (DockerError, ProvisionFailed) as error:
             made = None if container is None else _resource(container.id)
-            raise ProvisionFailed(f"the engine refused: {error.message}", resource=made) from error
+            text = f"the engine refused: {error.message}" if isinstance(error, DockerError) else str(error)
+            raise ProvisionFailed(text, resource=made) from error
 
     async def inspect(self, machine: MachineSpec, resource_id: str | None) -> tuple[ResourceState, Resource | None]:
         """See `Provider`. A container that ended is terminated: its processes are gone, whatever its volume keeps."""
@@ -135,7 +134,11 @@ class DockerProvider:
 
     async def open_home(self, machine: MachineSpec, resource_id: str) -> DockerHome:
         """Return the container's processes; nothing is asked of it yet."""
-        return DockerHome(self.engine.docker.containers.container(resource_id))
+        pool, _ = config_of(machine.config, machine.options)
+        return DockerHome(
+            self.engine.docker.containers.container(resource_id),
+            ready=closed_again(self.engine, machine, resource_id) if _guarded(pool) else None,
+        )
 
     async def owned(self, installation_id: str) -> list[Owned]:
         """Return all that this installation has on the engine, containers before volumes. Two calls."""
@@ -224,6 +227,7 @@ class DockerProvider:
         shown = await self.engine.shown(container.id)
         if shown is None:
             raise ProvisionFailed("the container vanished while it was made")
+        check_volumes(shown)
         if shown["State"]["Status"] == "paused":
             await self._change(container.id, "unpause", "running")
         if shown["State"]["Status"] != "running":
@@ -231,23 +235,8 @@ class DockerProvider:
             await self.engine.put_directories(container, HOME_VOLUME, archive)
             async with self.engine.call() as _:
                 await container.start()
-        if pool.network != "none" and pool.guard_link_local:
-            await self._guard(machine, container, shown["Config"]["Image"])
-
-    async def _guard(self, machine: MachineSpec, container: DockerContainer, image: str) -> None:
-        async with self.engine.call() as docker:
-            guard = await docker.containers.create(route_guard_config(machine, container.id, image))
-            try:
-                await guard.start()
-                ended = await guard.wait()
-            finally:
-                await self.engine.remove(guard.id)
-        if ended["StatusCode"] != 0:
-            raise ProvisionFailed(
-                f"link-local addresses could not be closed: the image {image} has neither `ip` nor `route`; use "
-                "another, or set guard_link_local to false for a network that does not lead there",
-                resource=_resource(container.id),
-            )
+        if _guarded(pool):
+            await close_routes(self.engine, machine, shown)
 
     async def _change(self, resource_id: str, verb: str, wanted: str) -> None:
         """Pause or unpause; what is so already is fine, whatever the engine says about it (409, or 500)."""
@@ -266,6 +255,10 @@ class DockerProvider:
         return _resource(shown["Id"], host=await self.host(), details={"ip_address": addresses[0]} if addresses else {})
 
 
+def _guarded(pool: DockerConfig) -> bool:
+    return pool.network != "none" and pool.guard_link_local
+
+
 def _resource(container_id: str, *, host: str | None = None, details: Mapping[str, str] | None = None) -> Resource:
     return Resource(resource_id=container_id, host=host, sandbox_url=f"docker:{container_id}", details=details or {})
 
@@ -282,4 +275,4 @@ def _owned_container(found: Mapping[str, Any]) -> Owned:
 
 def _at_work(found: Mapping[str, Any]) -> bool:
     """True for a helper's container that runs: it removes itself."""
-    return ROLE in found["Labels"] and found["State"] == "running"
+    return bool(found["Labels"].get(ROLE)) and found["State"] == "running"
