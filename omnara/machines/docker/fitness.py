@@ -51,7 +51,11 @@ async def proven(engine: Engine, container: DockerContainer) -> dict[str, Any]:
     shown = await engine.shown(container.id)
     if shown is None or shown["State"]["Status"] != "running":
         code = None if shown is None else shown["State"]["ExitCode"]
-        hint = f" with {code}: is there a /bin/sh in the image, for this processor?" if code in _NO_PROGRAM else ""
+        hint = (
+            f" with {code}: is there a /bin/sh in the image, for its user and this processor?"
+            if code in _NO_PROGRAM
+            else ""
+        )
         raise ProvisionFailed(f"the container ended as soon as it was started{hint}")
     if why is not None and not isinstance(why.__cause__, _NOT_THE_IMAGE):
         raise ProvisionFailed(f"a container of this image cannot keep commands: {why}")
