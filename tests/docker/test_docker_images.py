@@ -28,21 +28,22 @@ async def test_what_an_image_says_of_itself_changes_nothing(provider: DockerProv
 
 
 @pytest.mark.parametrize(
-    ("changes", "without", "why"),
+    ("changes", "parts", "why"),
     [
-        (("VOLUME /home/agent",), "", "the image declares a volume at /home/agent: files there would be lost"),
-        ((), "sh", "ended as soon as it was started with 127: is there a /bin/sh in the image"),
+        (("VOLUME /home/agent",), {}, "the image declares a volume at /home/agent: files there would be lost"),
+        ((), {"shut": "home"}, "a container of this image cannot keep commands: there is no place"),
+        ((), {"without": "sh"}, "ended as soon as it was started with 127: is there a /bin/sh in the image"),
     ],
-    ids=["a volume in the way", "no shell"],
+    ids=["a volume in the way", "root's alone", "no shell"],
 )
 async def test_an_image_that_does_not_serve(
-    provider: DockerProvider, changes: tuple[str, ...], without: str, why: str
+    provider: DockerProvider, changes: tuple[str, ...], parts: dict[str, str], why: str
 ) -> None:
     """Without a shell a container runs for a moment: taken for a machine in one of eight attempts, and made again."""
-    with odd_image(*changes, without=without) as image:
+    with odd_image(*changes, **parts) as image:
         spec = machine_spec(image)
         try:
-            for _ in range(1 if changes else 5):
+            for _ in range(5 if "without" in parts else 1):
                 with pytest.raises(ProvisionFailed, match=re.escape(why)):
                     await provider.provision(spec)
                 await provider.delete(spec, None)

@@ -65,13 +65,22 @@ async def has_image(provider: DockerProvider, image: str) -> bool:
 
 
 def import_busybox(
-    program: str, endpoint: str | None = None, image: str = BUSYBOX_IMAGE, *changes: str, without: str = ""
+    program: str,
+    endpoint: str | None = None,
+    image: str = BUSYBOX_IMAGE,
+    *changes: str,
+    without: str = "",
+    shut: str = "",
 ) -> None:
     """Make the small image: a file system with nothing but busybox under all its names; or one that differs from it."""
     names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(program, "bin/busybox")
+        if shut:
+            entry = tarfile.TarInfo(f"{shut}/")
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o700
+            archive.addfile(entry)
         for name in names:
             if name not in ("busybox", without):
                 entry = tarfile.TarInfo(f"bin/{name}")
@@ -84,10 +93,10 @@ def import_busybox(
 
 
 @contextlib.contextmanager
-def odd_image(*changes: str, without: str = "") -> Iterator[str]:
-    """The small image with instructions of a Containerfile, or without one of its programs, under a name of its own."""
+def odd_image(*changes: str, without: str = "", shut: str = "") -> Iterator[str]:
+    """The small image with instructions of a Containerfile, without a program, or with a directory for root alone."""
     image = f"omnara-test-{new_id()[4:]}"
-    import_busybox(shutil.which("busybox") or "/bin/busybox", None, image, *changes, without=without)
+    import_busybox(shutil.which("busybox") or "/bin/busybox", None, image, *changes, without=without, shut=shut)
     try:
         yield image
     finally:

@@ -34,11 +34,12 @@ def check_volumes(shown: Mapping[str, Any]) -> None:
             )
 
 
-async def proven(engine: Engine, container: DockerContainer) -> dict[str, Any]:
+async def proven(engine: Engine, container: DockerContainer, *, new: bool) -> dict[str, Any]:
     """Return what the engine knows of a started container, once that has taken a line.
 
     Raises ProvisionFailed when it has ended or cannot keep commands, ProviderUnavailable, DockerError. One that
-    is merely slow is left to whoever drives it. Costs an exec.
+    is merely slow is left to whoever drives it, and so is one that is not `new`: what an agent has put on its volume is
+    not the image's fault, and no reason to give its files up. Costs an exec.
     """
     home = DockerHome(container)
     why: HomeLost | None = None
@@ -57,6 +58,6 @@ async def proven(engine: Engine, container: DockerContainer) -> dict[str, Any]:
             else ""
         )
         raise ProvisionFailed(f"the container ended as soon as it was started{hint}")
-    if why is not None and not isinstance(why.__cause__, _NOT_THE_IMAGE):
+    if why is not None and new and not isinstance(why.__cause__, _NOT_THE_IMAGE):
         raise ProvisionFailed(f"a container of this image cannot keep commands: {why}")
     return shown

@@ -91,7 +91,7 @@ class DockerProvider:
             await self._make_volume(machine)
             container = await self._make_container(machine, pool, image_of(pool, options))
             await self._start(machine, pool, container)
-            return await self._described(await proven(self.engine, container))
+            return await self._described(await proven(self.engine, container, new=machine.generation == 1))
         except (DockerError, ProvisionFailed) as error:
             made = None if container is None else _resource(container.id)
             text = f"the engine refused: {error.message}" if isinstance(error, DockerError) else str(error)
