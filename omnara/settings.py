@@ -24,6 +24,7 @@ __all__ = [
     "Settings",
     "Spec",
     "child_environment",
+    "interpreter_environment",
     "load",
     "load_daemon",
     "markdown_table",
@@ -143,6 +144,12 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
     ours = {spec.env for _, _, spec in SPECS}
     kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith("OMNARA_")}
     return kept | dict(overrides)
+
+
+def interpreter_environment() -> dict[str, str]:
+    """Return what this Python may need to be started once more, and nothing else: where its own libraries are."""
+    name = "LD_LIBRARY_PATH"
+    return {name: os.environ[name]} if name in os.environ else {}
 
 
 def markdown_table() -> str:
