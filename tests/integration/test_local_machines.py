@@ -126,6 +126,27 @@ async def test_a_machine_is_a_place_to_work_in(pool: Pool) -> None:
     assert (killed.exit.reason_code, killed.exit.exit_signal) == ("signal", "killed")
 
 
+async def test_a_servers_umask_hides_nothing_from_a_machine(pool: Pool) -> None:
+    before = os.umask(0o077)
+    try:
+        _, home = await pool.machine()
+    finally:
+        os.umask(before)
+    text, _ = await run(home, "cat /etc/passwd /etc/group > names; echo $?; echo $HOME > ${TMPDIR:-/tmp}/t; echo $?")
+    assert text == "0\n0\n"
+
+
+@WITH_BUBBLEWRAP
+async def test_a_pools_directory_may_have_a_name_that_is_no_text(place: Path) -> None:
+    pool = Pool(place / os.fsdecode(b"caf\xe9 \n"), "bubblewrap")
+    try:
+        _, home = await pool.machine()
+        text, _ = await run(home, "echo data > file; cat file; pwd")
+        assert text == "data\n/workspace\n"
+    finally:
+        await pool.close()
+
+
 async def test_a_relative_directory_is_below_the_machines(pool: Pool) -> None:
     """As in a container, whatever the machine's own is: the server has put that before it."""
     spec, home = await pool.machine()

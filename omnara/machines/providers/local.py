@@ -147,7 +147,9 @@ class LocalProvider:
             self._check_owner(machine, about)
             return
         for directory in (self._root, place.parent):
-            directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir(parents=True)
+                directory.chmod(0o711)  # whatever the umask is
         if self._confined == "user":
             self._check_way()
         uid = self._uid(machine) if os.geteuid() == 0 and self._confined != "unsafe" else None
