@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -88,6 +89,7 @@ def root() -> None:
 def main() -> None:
     """Run the command line and leave the process with a documented exit code."""
     _open_streams()
+    _hear_signals()
     try:
         code = _run()
         sys.stdout.flush()
@@ -134,6 +136,13 @@ def _lost_output(error: OSError) -> int:
     if error.errno != errno.EPIPE:  # whoever has left, as `head` does, is not told
         click.echo(f"error: the output could not be written: {error.strerror}", err=True)
     return 1
+
+
+def _hear_signals() -> None:
+    """Undo what was inherited: while SIGCHLD is ignored, nobody learns how a process ended, and Postgres does not
+    start; where SIGTERM is blocked, nothing can be stopped."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _open_streams() -> None:

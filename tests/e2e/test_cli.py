@@ -123,6 +123,24 @@ async def test_closed_streams_are_as_good_as_empty(closed: str) -> None:
     assert b"Traceback" not in err
 
 
+async def test_signals_count_whoever_started_the_program() -> None:
+    script = """import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+from omnara.cli import main
+sys.argv = ["omnara", "--help"]
+try:
+    main()
+finally:
+    print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL, signal.pthread_sigmask(signal.SIG_BLOCK, []))"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    assert out.splitlines()[-1] == b"True set()"
+
+
 async def test_exit_codes_are_documented() -> None:
     done = await omnara("--help")
     for code in ("0  done", "2  wrong usage", "3  server or database away"):
