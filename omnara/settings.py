@@ -60,6 +60,8 @@ def load(environ: Mapping[str, str] | None = None, *, overrides: Mapping[str, st
         except ValueError as error:
             problems.append(f"{spec.env} {error}")
     settings = Settings(**values)
+    if not settings.data_dir.is_absolute():
+        problems.append("OMNARA_DATA_DIR is not set, and this user has no home directory to put it in")
     problems.extend(_unreadable_urls(settings))
     problems.extend(_unsendable(settings))
     problems.extend(_contradictions(settings))

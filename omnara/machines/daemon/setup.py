@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -70,5 +71,5 @@ def daemon_command(home: Path) -> list[str]:
 def user_service(settings: DaemonSettings) -> Service:
     """Return the service of this user, where systemd looks for it."""
     given = settings.environment.get("XDG_CONFIG_HOME", "")
-    base = Path(given) if given.startswith("/") else Path.home() / ".config"
-    return Service(base / "systemd" / "user")
+    base = given if given.startswith("/") else os.path.expanduser("~/.config")  # there may be no home
+    return Service(Path(base) / "systemd" / "user")
