@@ -9,6 +9,7 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from omnara.descriptors import BEGUN_WITH
+from omnara.machines.posix.keeper import identity
 from tests.support.posix_home import kill, posix_home
 from tests.support.waiting import until
 
@@ -94,3 +96,13 @@ async def test_a_python_that_is_told_where_its_libraries_are(tmp_path: Path, mon
     async with posix_home(tmp_path / "home") as home:
         record = await home.run('echo "${LD_LIBRARY_PATH-none}"')
         assert await home.text(record.process_id) == "none\n", "commands do not see it"
+
+
+def test_a_group_is_signalled_also_where_proc_is_not_mounted() -> None:
+    """Nobody is found to be in the session then."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as leader:
+        try:
+            identity.signal_session(leader.pid, signal.SIGTERM, [])
+            assert leader.wait(10) == -signal.SIGTERM
+        finally:
+            leader.kill()
