@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 import os
 import secrets
@@ -17,7 +18,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from omnara.machines.posix import Limits, PosixHome
+from omnara.machines.posix import Launcher, Limits, PosixHome
 from omnara.machines.posix.sandbox import Bubblewrap, bubblewrap_problem
 from omnara.machines.processes import ProcessRecord, ProcessSpec
 from omnara.machines.providers import local, local_files
@@ -133,6 +134,27 @@ async def test_a_servers_umask_hides_nothing_from_a_machine(pool: Pool) -> None:
     finally:
         os.umask(before)
     text, _ = await run(home, "cat /etc/passwd /etc/group > names; echo $?; echo $HOME > ${TMPDIR:-/tmp}/t; echo $?")
+    assert text == "0\n0\n"
+
+
+def warmed_with_a_key(launcher: Launcher) -> bool:
+    """Start the fork server from a thread that has a key in its session, as a login has; False where none can be."""
+    libc = ctypes.CDLL(None)
+    join_session_keyring, into_session = ctypes.c_int(1), ctypes.c_int(-3)
+    joined = libc.syscall(250, join_session_keyring, None)
+    added = libc.syscall(248, b"user", b"omnara-test-key", b"secret", 6, into_session)
+    launcher.warm()
+    return joined >= 0 and added >= 0 and "omnara-test-key" in Path("/proc/keys").read_text()
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="calls by number, which is another one elsewhere")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the keys of one's own user are to be seen in any case")
+async def test_keys_of_the_login_that_the_server_came_from_stay_there(pool: Pool) -> None:
+    """Possession is inherited, whatever user one becomes."""
+    if not await asyncio.to_thread(warmed_with_a_key, pool.provider._launcher):
+        pytest.skip("no keys can be had here")
+    _, home = await pool.machine()
+    text, _ = await run(home, "grep -c omnara-test-key /proc/keys; grep -c keyring /proc/keys > /dev/null; echo $?")
     assert text == "0\n0\n"
 
 
