@@ -555,3 +555,12 @@ def test_a_host_keeps_its_id(tmp_path: Path) -> None:
     assert host_id(tmp_path / "data") == first
     assert host_id(tmp_path / "other") != first
     assert os.listdir(tmp_path / "data") == ["host-id"]
+
+
+def test_a_hosts_id_is_nobody_elses_to_change(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        host_id(tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "host-id").stat().st_mode & 0o777 == 0o644

@@ -42,12 +42,17 @@ async def bind(settings: DaemonSettings) -> DaemonConfig:
         installation_id=who.installation_id,
         machine_id=who.machine_id,
         machine_token=token,
-        runner_path=settings.environment.get("PATH", ""),
+        runner_path=_path_to_keep(settings.environment.get("PATH", "")),
     )
     if kept is not None and kept.machine_token == token:
         config = msgspec.structs.replace(config, runner_path=kept.runner_path or config.runner_path)
     home.save(config)
     return config
+
+
+def _path_to_keep(path: str) -> str:
+    """Leave out directories whose names are no UTF-8: JSON has no way to write them."""
+    return ":".join(place for place in path.split(":") if not any("\ud800" <= letter <= "\udfff" for letter in place))
 
 
 async def purge_machine(settings: DaemonSettings, home: Home, config: DaemonConfig) -> None:

@@ -74,6 +74,7 @@ def host_id(data_dir: Path) -> str:
     data_dir.mkdir(parents=True, exist_ok=True)
     aside = data_dir / f".host-id.{secrets.token_hex(8)}"
     aside.write_text(f"host_{secrets.token_hex(16)}\n")
+    aside.chmod(0o644)  # nobody else's to change, whatever the umask is
     try:
         with contextlib.suppress(FileExistsError):
             os.link(aside, path)
