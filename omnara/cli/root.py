@@ -95,7 +95,17 @@ def main() -> None:
         sys.stdout.flush()
     except OSError as error:
         code = _lost_output(error)
+    finally:
+        _end_log()
     sys.exit(code)
+
+
+def _end_log() -> None:
+    """Let the exit code count although the log can go nowhere (any more): the interpreter would make it 120."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _to_nowhere(2)
 
 
 def _run() -> int:
@@ -130,12 +140,16 @@ def _lost_output(error: OSError) -> int:
     """
     if error.errno not in OUTPUT_ERRORS:
         raise error
-    sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 1)
-    os.close(sink)
+    _to_nowhere(1)
     if error.errno != errno.EPIPE:  # whoever has left, as `head` does, is not told
         click.echo(f"error: the output could not be written: {error.strerror}", err=True)
     return 1
+
+
+def _to_nowhere(number: int) -> None:
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, number)
+    os.close(sink)
 
 
 def _hear_signals() -> None:

@@ -123,6 +123,22 @@ async def test_closed_streams_are_as_good_as_empty(closed: str) -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+async def test_the_exit_code_counts_although_the_log_can_go_nowhere() -> None:
+    """A service manager goes by it: a daemon that is not wanted any more is not to be started again."""
+    script = """import sys
+from omnara.cli import main
+sys.argv = ["omnara", "--help"]
+sys.stderr.write("kept in the buffer")
+main()"""
+    with Path("/dev/full").open("w") as full:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            stderr=full,
+        )  # fmt: skip
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
 async def test_signals_count_whoever_started_the_program() -> None:
     script = """import signal, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
