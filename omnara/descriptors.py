@@ -16,10 +16,13 @@ from typing import Final
 
 from omnara.log import get_logger
 
-__all__ = ["connection_cap", "exhausted", "raise_limit"]
+__all__ = ["BEGUN_WITH", "connection_cap", "exhausted", "raise_limit"]
 
 log = get_logger(__name__)
 
+BEGUN_WITH: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+"""The soft limit as it was before `raise_limit`: for programs of others, of which some use `select` or close all there
+could be."""
 _MOST: Final = 2**20
 """Enough for anybody; some hosts allow a billion, which programs that walk the whole range do not survive."""
 _USED_UP: Final = frozenset({errno.EMFILE, errno.ENFILE})

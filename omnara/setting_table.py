@@ -17,7 +17,8 @@ from omnara.setting_types import ROLES, Address, Role, Spec
 
 __all__ = ["SPECS", "Settings"]
 
-_DATA_DIR: Final = Path("/var/lib/omnara") if os.geteuid() == 0 else Path("~/.local/share/omnara").expanduser()
+_DATA_DIR: Final = Path("/var/lib/omnara" if os.geteuid() == 0 else os.path.expanduser("~/.local/share/omnara"))
+"""With `~` in it for a user who has no home directory, as those of containers may: `Path.expanduser` would raise."""
 
 
 class Settings(MachineSettings, frozen=True, kw_only=True):

@@ -18,6 +18,8 @@ import msgspec
 __all__ = ["Address", "Role", "Spec", "default_text", "parse"]
 
 Role = Literal["api", "worker", "maintenance"]
+_NO_PATH: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""Line breaks and such, and how Python reads bytes that are no UTF-8."""
 ROLES: Final[tuple[Role, ...]] = ("api", "worker", "maintenance")
 
 
@@ -86,7 +88,7 @@ def _reader(field: str, kind: Any) -> Callable[[str], Any]:
         return _size if field.endswith("_bytes") else _integer
     readers: dict[Any, Callable[[str], Any]] = {
         str: _text,
-        Path: lambda text: Path(_text(text)).expanduser().absolute(),
+        Path: _path,
         Address: _address,
         frozenset[Role]: _roles,
         tuple[str, ...]: _names,
@@ -98,6 +100,16 @@ def _text(text: str) -> str:
     if not text:
         raise ValueError("must not be empty; unset it instead")
     return text
+
+
+def _path(text: str) -> Path:
+    try:
+        path = Path(_text(text)).expanduser().absolute()
+    except (OSError, RuntimeError):  # no working directory, or nobody's home
+        raise ValueError("must be an absolute path, or one that leads somewhere from here") from None
+    if _NO_PATH.search(str(path)):
+        raise ValueError("must be UTF-8 without control characters, which neither Postgres nor JSON would take")
+    return path
 
 
 def _integer(text: str) -> int:

@@ -24,6 +24,7 @@ __all__ = [
     "Settings",
     "Spec",
     "child_environment",
+    "interpreter_environment",
     "load",
     "load_daemon",
     "markdown_table",
@@ -59,6 +60,8 @@ def load(environ: Mapping[str, str] | None = None, *, overrides: Mapping[str, st
         except ValueError as error:
             problems.append(f"{spec.env} {error}")
     settings = Settings(**values)
+    if not settings.data_dir.is_absolute():
+        problems.append("OMNARA_DATA_DIR is not set, and this user has no home directory to put it in")
     problems.extend(_unreadable_urls(settings))
     problems.extend(_unsendable(settings))
     problems.extend(_contradictions(settings))
@@ -143,6 +146,12 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
     ours = {spec.env for _, _, spec in SPECS}
     kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith("OMNARA_")}
     return kept | dict(overrides)
+
+
+def interpreter_environment() -> dict[str, str]:
+    """Return what this Python may need to be started once more, and nothing else: where its own libraries are."""
+    name = "LD_LIBRARY_PATH"
+    return {name: os.environ[name]} if name in os.environ else {}
 
 
 def markdown_table() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -88,12 +89,23 @@ def root() -> None:
 def main() -> None:
     """Run the command line and leave the process with a documented exit code."""
     _open_streams()
+    _hear_signals()
     try:
         code = _run()
         sys.stdout.flush()
     except OSError as error:
         code = _lost_output(error)
+    finally:
+        _end_log()
     sys.exit(code)
+
+
+def _end_log() -> None:
+    """Let the exit code count although the log can go nowhere (any more): the interpreter would make it 120."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _to_nowhere(2)
 
 
 def _run() -> int:
@@ -128,12 +140,23 @@ def _lost_output(error: OSError) -> int:
     """
     if error.errno not in OUTPUT_ERRORS:
         raise error
-    sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 1)
-    os.close(sink)
+    _to_nowhere(1)
     if error.errno != errno.EPIPE:  # whoever has left, as `head` does, is not told
         click.echo(f"error: the output could not be written: {error.strerror}", err=True)
     return 1
+
+
+def _to_nowhere(number: int) -> None:
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, number)
+    os.close(sink)
+
+
+def _hear_signals() -> None:
+    """Undo what was inherited: while SIGCHLD is ignored, nobody learns how a process ended, and Postgres does not
+    start; where SIGTERM is blocked, nothing can be stopped."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _open_streams() -> None:

@@ -123,6 +123,41 @@ async def test_closed_streams_are_as_good_as_empty(closed: str) -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+async def test_the_exit_code_counts_although_the_log_can_go_nowhere() -> None:
+    """A service manager goes by it: a daemon that is not wanted any more is not to be started again."""
+    script = """import contextlib, sys
+from omnara.cli import main
+with contextlib.suppress(OSError):
+    print("kept in the buffer", file=sys.stderr)
+sys.argv = ["omnara", "--help"]
+main()"""
+    environment = {name: value for name, value in child_environment({}).items() if name != "PYTHONUNBUFFERED"}
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", 'exec "$@" 2>/dev/full', "sh", sys.executable, "-c", script, env=environment,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+async def test_signals_count_whoever_started_the_program() -> None:
+    script = """import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+from omnara.cli import main
+sys.argv = ["omnara", "--help"]
+try:
+    main()
+finally:
+    print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL, signal.pthread_sigmask(signal.SIG_BLOCK, []))"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    assert out.splitlines()[-1] == b"True set()"
+
+
 async def test_exit_codes_are_documented() -> None:
     done = await omnara("--help")
     for code in ("0  done", "2  wrong usage", "3  server or database away"):

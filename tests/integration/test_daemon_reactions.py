@@ -16,6 +16,7 @@ from omnara.machines.daemon import client
 from omnara.machines.daemon.config import DaemonConfig, Home
 from omnara.machines.daemon.daemon import Knobs
 from omnara.machines.daemon.run import run_daemon
+from omnara.machines.daemon.setup import bind
 from omnara.setting_daemon import DaemonSettings
 from omnara.testing.ports import free_ports
 from tests.support.daemon_server import INSTALLATION, MACHINE, TOKEN, DaemonServer, daemon_server
@@ -302,6 +303,15 @@ async def test_a_home_of_another_machine_is_not_used(server: DaemonServer, tmp_p
         with pytest.raises(ConfigurationError, match="belongs to machine"):
             await running.code()
     assert Home(tmp_path).load() is not None
+
+
+async def test_an_installed_path_is_without_names_that_are_no_text(server: DaemonServer, tmp_path: Path) -> None:
+    environment = {"PATH": "/usr/bin:/caf\udce9:/Zoë"}
+    settings = DaemonSettings(home=tmp_path, api_url=server.url, machine_token=TOKEN, environment=environment)
+    await bind(settings)
+    kept = Home(tmp_path).load()
+    assert kept is not None
+    assert kept.runner_path == "/usr/bin:/Zoë"
 
 
 async def test_stopping_while_the_server_is_away_takes_no_time(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 import os
 import secrets
@@ -17,7 +18,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from omnara.machines.posix import Limits, PosixHome
+from omnara.machines.posix import Launcher, Limits, PosixHome
 from omnara.machines.posix.sandbox import Bubblewrap, bubblewrap_problem
 from omnara.machines.processes import ProcessRecord, ProcessSpec
 from omnara.machines.providers import local, local_files
@@ -124,6 +125,48 @@ async def test_a_machine_is_a_place_to_work_in(pool: Pool) -> None:
     _, killed = await run(home, "kill -9 $$")
     assert killed.exit is not None
     assert (killed.exit.reason_code, killed.exit.exit_signal) == ("signal", "killed")
+
+
+async def test_a_servers_umask_hides_nothing_from_a_machine(pool: Pool) -> None:
+    before = os.umask(0o077)
+    try:
+        _, home = await pool.machine()
+    finally:
+        os.umask(before)
+    text, _ = await run(home, "cat /etc/passwd /etc/group > names; echo $?; echo $HOME > ${TMPDIR:-/tmp}/t; echo $?")
+    assert text == "0\n0\n"
+
+
+def warmed_with_a_key(launcher: Launcher) -> bool:
+    """Start the fork server from a thread that has a key in its session, as a login has; False where none can be."""
+    libc = ctypes.CDLL(None)
+    join_session_keyring, into_session = ctypes.c_int(1), ctypes.c_int(-3)
+    joined = libc.syscall(250, join_session_keyring, None)
+    added = libc.syscall(248, b"user", b"omnara-test-key", b"secret", 6, into_session)
+    launcher.warm()
+    return joined >= 0 and added >= 0 and "omnara-test-key" in Path("/proc/keys").read_text()
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="calls by number, which is another one elsewhere")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the keys of one's own user are to be seen in any case")
+async def test_keys_of_the_login_that_the_server_came_from_stay_there(pool: Pool) -> None:
+    """Possession is inherited, whatever user one becomes."""
+    if not await asyncio.to_thread(warmed_with_a_key, pool.provider._launcher):
+        pytest.skip("no keys can be had here")
+    _, home = await pool.machine()
+    text, _ = await run(home, "grep -c omnara-test-key /proc/keys; grep -c keyring /proc/keys > /dev/null; echo $?")
+    assert text == "0\n0\n"
+
+
+@WITH_BUBBLEWRAP
+async def test_a_pools_directory_may_have_a_name_that_is_no_text(place: Path) -> None:
+    pool = Pool(place / os.fsdecode(b"caf\xe9 \n"), "bubblewrap")
+    try:
+        _, home = await pool.machine()
+        text, _ = await run(home, "echo data > file; cat file; pwd")
+        assert text == "data\n/workspace\n"
+    finally:
+        await pool.close()
 
 
 async def test_a_relative_directory_is_below_the_machines(pool: Pool) -> None:
@@ -512,3 +555,12 @@ def test_a_host_keeps_its_id(tmp_path: Path) -> None:
     assert host_id(tmp_path / "data") == first
     assert host_id(tmp_path / "other") != first
     assert os.listdir(tmp_path / "data") == ["host-id"]
+
+
+def test_a_hosts_id_is_nobody_elses_to_change(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        host_id(tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "host-id").stat().st_mode & 0o777 == 0o644

@@ -212,3 +212,9 @@ def test_commands_that_name_no_directory_run_where_the_daemon_was_started(
     started.rmdir()
     assert _here({"HOME": "/home/me"}) == "/home/me"
     assert _here({}) == "/"
+
+
+def test_a_home_that_cannot_be_had_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"cannot use .*file/home"), Home(tmp_path / "file" / "home").locked():
+        pass

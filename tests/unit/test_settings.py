@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,30 @@ def test_a_database_url_that_cannot_be_read_is_refused_without_its_password(vari
 )
 def test_database_urls_of_all_forms_are_taken(url: str) -> None:
     assert settings.load({"OMNARA_DATABASE_URL": url}).database_url == url
+
+
+@pytest.mark.parametrize("path", ["/da\nta", "/caf\udce9", "~no-such-user/data"])
+def test_a_directory_that_cannot_be_used_is_refused(path: str) -> None:
+    with pytest.raises(ConfigurationError, match="OMNARA_DATA_DIR must be"):
+        settings.load({"OMNARA_DATA_DIR": path})
+
+
+def test_a_user_without_a_home_is_told_what_to_set() -> None:
+    """As in containers, where a user may be a number and nothing else."""
+    script = """import os
+os.environ.pop("HOME", None)
+os.geteuid = os.getuid = lambda: 1234567
+from omnara.settings import load, load_daemon
+print(load({"OMNARA_DATA_DIR": "/data"}).data_dir, load_daemon({"OMNARA_HOME": "/daemon"}).home)
+try:
+    load({})
+except Exception as error:
+    print(error)"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "/data /daemon",
+        "configuration error: OMNARA_DATA_DIR is not set, and this user has no home directory to put it in",
+    ]
 
 
 def test_a_wrong_value_is_not_repeated() -> None:

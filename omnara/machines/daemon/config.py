@@ -158,9 +158,15 @@ class Home:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """Hold the lock of this home's one daemon for the block; False when another process has it. Raises OSError."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self.root / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Hold the lock of this home's one daemon for the block; False when another process has it.
+
+        Raises ConfigurationError for a place that is not this user's to write to.
+        """
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(self.root / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigurationError(f"cannot use {self.root}: {error.strerror}") from error
         try:
             yield _taken(fd)
         finally:

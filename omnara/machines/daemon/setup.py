@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -41,12 +42,17 @@ async def bind(settings: DaemonSettings) -> DaemonConfig:
         installation_id=who.installation_id,
         machine_id=who.machine_id,
         machine_token=token,
-        runner_path=settings.environment.get("PATH", ""),
+        runner_path=_path_to_keep(settings.environment.get("PATH", "")),
     )
     if kept is not None and kept.machine_token == token:
         config = msgspec.structs.replace(config, runner_path=kept.runner_path or config.runner_path)
     home.save(config)
     return config
+
+
+def _path_to_keep(path: str) -> str:
+    """Leave out directories whose names are no UTF-8: JSON has no way to write them."""
+    return ":".join(place for place in path.split(":") if not any("\ud800" <= letter <= "\udfff" for letter in place))
 
 
 async def purge_machine(settings: DaemonSettings, home: Home, config: DaemonConfig) -> None:
@@ -70,5 +76,5 @@ def daemon_command(home: Path) -> list[str]:
 def user_service(settings: DaemonSettings) -> Service:
     """Return the service of this user, where systemd looks for it."""
     given = settings.environment.get("XDG_CONFIG_HOME", "")
-    base = Path(given) if given.startswith("/") else Path.home() / ".config"
-    return Service(base / "systemd" / "user")
+    base = given if given.startswith("/") else os.path.expanduser("~/.config")  # there may be no home
+    return Service(Path(base) / "systemd" / "user")

@@ -12,12 +12,15 @@ import sys
 import threading
 from pathlib import Path
 
+from omnara.descriptors import BEGUN_WITH
+from omnara.settings import interpreter_environment
+
 __all__ = ["Launcher"]
 
 _HERE = Path(__file__).resolve().parent
 _PROGRAM = (
     "import sys, socket; sys.path.insert(0, sys.argv[2]); "
-    "from keeper import server; server.serve(socket.socket(fileno=int(sys.argv[1])))"
+    "from keeper import server; server.serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[3]))"
 )
 
 
@@ -81,13 +84,13 @@ class Launcher:
         ours, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, str(theirs.fileno()), str(_HERE)],
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, str(theirs.fileno()), str(_HERE), str(BEGUN_WITH)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 cwd="/",
-                env={},
+                env=interpreter_environment(),
                 start_new_session=True,
             )
         ours.settimeout(10)

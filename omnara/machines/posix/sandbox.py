@@ -150,7 +150,7 @@ class Bubblewrap:
         asked, ask = os.pipe()
         try:
             with open(ask, "wb") as words:  # some kilobytes, which a pipe takes without anybody reading
-                words.write(b"\0".join(word.encode() for word in self._options(tell)))
+                words.write(b"\0".join(os.fsencode(word) for word in self._options(tell)))
             begin = ["/bin/sh", "-c", _DETACHED.format(hears), "sh"]
             done = subprocess.run(
                 [

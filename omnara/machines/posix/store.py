@@ -7,6 +7,7 @@ blocks; the home calls it in threads.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -99,7 +100,7 @@ class Store:
         }
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            files.fresh_files(fd, msgspec.json.encode(launch), meta)
+            files.fresh_files(fd, json.dumps(launch).encode(), meta)  # as ASCII, also of names that are no text
         finally:
             os.close(fd)
 

@@ -74,6 +74,7 @@ def host_id(data_dir: Path) -> str:
     data_dir.mkdir(parents=True, exist_ok=True)
     aside = data_dir / f".host-id.{secrets.token_hex(8)}"
     aside.write_text(f"host_{secrets.token_hex(16)}\n")
+    aside.chmod(0o644)  # nobody else's to change, whatever the umask is
     try:
         with contextlib.suppress(FileExistsError):
             os.link(aside, path)
@@ -147,7 +148,9 @@ class LocalProvider:
             self._check_owner(machine, about)
             return
         for directory in (self._root, place.parent):
-            directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir(parents=True)
+                directory.chmod(0o711)  # whatever the umask is
         if self._confined == "user":
             self._check_way()
         uid = self._uid(machine) if os.geteuid() == 0 and self._confined != "unsafe" else None

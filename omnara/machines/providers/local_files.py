@@ -41,8 +41,8 @@ def fill(place: Path, about: About) -> None:
         (place / name).chmod(mode)
     uid = os.geteuid() if about.uid is None else about.uid
     gid = os.getegid() if about.uid is None else about.uid
-    (place / "etc" / "passwd").write_text(f"agent:x:{uid}:{gid}::{HOME_INSIDE}:/bin/sh\nroot:x:0:0::/:/bin/sh\n")
-    (place / "etc" / "group").write_text(f"agent:x:{gid}:\nroot:x:0:\n")
+    _show(place / "etc" / "passwd", f"agent:x:{uid}:{gid}::{HOME_INSIDE}:/bin/sh\nroot:x:0:0::/:/bin/sh\n")
+    _show(place / "etc" / "group", f"agent:x:{gid}:\nroot:x:0:\n")
     if about.uid is not None:
         for name in ("workspace", "tmp"):
             os.chown(place / name, uid, gid)
@@ -50,6 +50,12 @@ def fill(place: Path, about: About) -> None:
         place.chmod(0o710)
     (place / ABOUT).write_bytes(msgspec.json.encode(about))
     (place / ABOUT).chmod(0o600)
+
+
+def _show(path: Path, text: str) -> None:
+    """Write a file that the machine's user may read, whatever the server's umask is."""
+    path.write_text(text)
+    path.chmod(0o644)
 
 
 def kill_all_of(uid: int) -> None:

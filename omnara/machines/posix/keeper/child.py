@@ -194,6 +194,7 @@ def _become(
             namespaces.enter_sandbox(entered)
         if entered is not None or launch.get("uid") is not None:
             namespaces.forbid_new_privileges()
+            namespaces.leave_keyring()
             _limit_processes()
         if not os.read(wait, 1):
             os._exit(127)

@@ -49,8 +49,8 @@ _NOT_TAKEN = b" " * _BLOCK
 
 
 def is_full(error: OSError) -> bool:
-    """Tell whether the disk, or the quota on it, is used up."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Tell whether the disk is used up, or the quota on it, or what whoever started us lets a file grow to."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def action_file(action_id: str) -> str:

@@ -77,8 +77,11 @@ def _group_only(group: int) -> list[Member]:
 
 
 def signal_session(session: int, number: int, living: list[Member]) -> None:
-    """Signal the leader's group at once, and every other living member of its session by itself."""
-    if any(member.group == session for member in living):
+    """Signal the leader's group at once, and every other living member of its session by itself.
+
+    Where nobody is seen to live, as with a /proc that is not mounted, the group is tried all the same.
+    """
+    if not living or any(member.group == session for member in living):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(session, number)
     for member in living:
@@ -99,5 +102,6 @@ def kill_left_over(leader: dict[str, object]) -> bool:
     if now is not None and now != leader.get("start"):
         return False
     living = members(pid)
-    signal_session(pid, signal.SIGKILL, living)
+    if living:
+        signal_session(pid, signal.SIGKILL, living)
     return bool(living)

@@ -6,6 +6,7 @@ They are looked up when the fork server starts, so that a forked process only ca
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import sys
@@ -16,6 +17,7 @@ __all__ = [
     "enter_pid_namespace",
     "enter_sandbox",
     "forbid_new_privileges",
+    "leave_keyring",
     "sandbox_descriptors",
 ]
 
@@ -24,6 +26,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _SET_PDEATHSIG, _SET_DUMPABLE, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _NS_GET_USERNS = 0xB701
 _NEWNS, _NEWUSER, _NEWPID = 0x00020000, 0x10000000, 0x20000000
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "loongarch64": 219, "ppc64le": 271, "s390x": 280}
+"""Its number, of 64 bits: the C library has no function for it. Source: the kernel's tables of system calls."""
+_JOIN_SESSION_KEYRING = 1
+_NO_KEYS = (errno.ENOSYS, errno.EPERM)
 _OTHERS = {"ipc": 0x08000000, "uts": 0x04000000, "net": 0x40000000, "cgroup": 0x02000000}
 
 
@@ -54,6 +60,18 @@ def hide() -> None:
 def forbid_new_privileges() -> None:
     """Make programs that would give another user's rights not give them (Linux). For good, and for all children."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
+
+
+def leave_keyring() -> None:
+    """Have an empty session keyring (Linux): a login's is inherited over every change of user, and its keys with it.
+
+    Where the kernel, or a filter, allows nothing to be done with keys, the command can do nothing with them either.
+    """
+    number = _KEYCTL.get(os.uname().machine) if _LINUX and sys.maxsize > 1 << 32 else None
+    if number is not None and _libc.syscall(number, _JOIN_SESSION_KEYRING, None) < 0:
+        problem = ctypes.get_errno()
+        if problem not in _NO_KEYS:
+            raise OSError(problem, "keyctl")
 
 
 def _setns(fd: int, kind: int) -> None:

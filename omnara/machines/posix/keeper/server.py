@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import select
 import selectors
 import signal
@@ -19,7 +20,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from . import identity, job
+from . import identity, job, namespaces
 from .talk import Connection, message
 
 __all__ = ["serve"]
@@ -31,9 +32,19 @@ _MOST = 64
 _PID = struct.Struct("=i")
 
 
-def serve(line: socket.socket) -> None:
-    """Turn each byte that arrives with two descriptors, a connection and a process's directory, into a keeper."""
+def serve(line: socket.socket, open_files: int | None = None) -> None:
+    """Turn each byte that arrives with two descriptors, a connection and a process's directory, into a keeper.
+
+    `open_files`: the soft limit for commands, which is not the one that a server has raised for itself. One that runs
+    since before an update of these files does not tell it.
+    """
     os.umask(0o077)
+    # Whoever started us may wait for signals in its own way: without SIGCHLD nobody would see a command end.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before if open_files is None else open_files, most))
+    # What commands leave running has us as its parent, and no process 1 that may not reap, as a server in a container.
+    namespaces.adopt_orphans()
     line = _lowest(line)
     hear, tell = os.pipe()
     died, dies = os.pipe()
