@@ -199,6 +199,18 @@ async def test_a_timeout_ends_a_command(machine: Box) -> None:
     assert (record.exit.state, record.exit.reason_code) == ("failed", "timeout")
 
 
+async def test_nothing_that_waited_is_left(machine: Box) -> None:
+    """Each time limit that a command did not need, and each write, would take a process for as long."""
+    for _ in range(3):
+        await machine.run("true", timeout_seconds=601)
+    reader = await machine.start("read -r x; read -r y", timeout_seconds=602)
+    for number, action in enumerate(PAC[:2], 1):
+        await machine.home.write(reader.process_id, action, number, b"x\n", False)
+    await machine.end(reader.process_id)
+    _, left = await machine.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -cE 'sleep (60[12]|10) ' || true")
+    assert left == "0\n"
+
+
 async def test_a_terminal_where_there_is_script_and_a_reason_where_not(machine: Box) -> None:
     if machine.spec.config["image"] == BUSYBOX_IMAGE:
         with pytest.raises(StartFailed, match="script"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -15,7 +16,7 @@ from omnara.machines.docker.layout import config_of
 from omnara.machines.processes import HomeLost
 from omnara.machines.providers.docker import DockerProvider
 from omnara.machines.providers.protocol import InvalidOptions, ProviderUnavailable, ProvisionFailed
-from tests.support.docker_engine import BUSYBOX_IMAGE, Box, box, machine_spec, new_id
+from tests.support.docker_engine import BUSYBOX_IMAGE, SANDBOX_IMAGE, Box, box, machine_spec, new_id
 
 PAC = [new_id(IdKind.PROCESS_ACTION) for _ in range(3)]
 
@@ -119,6 +120,21 @@ async def test_a_fork_bomb_is_contained_and_can_be_ended(small: Box) -> None:
     async with small.provider.engine.call() as docker:
         shown = await docker.containers.container(small.resource.resource_id).show()
     assert shown["HostConfig"]["PidsLimit"] == 512
+
+
+@pytest.mark.parametrize("image", [BUSYBOX_IMAGE, SANDBOX_IMAGE])
+async def test_the_time_limit_of_what_takes_every_process_counts(provider: DockerProvider, image: str) -> None:
+    """Nobody else can fork, not even to wait a moment before what pays no heed to SIGTERM is killed."""
+    async with box(provider, image, pids_limit=40) as made:
+        command = """trap '' TERM; awk 'BEGIN { for (;;) system("sleep 600 &") }'"""
+        taker = await made.start(command, 0.0, timeout_seconds=2)
+        ended = None
+        async with asyncio.timeout(15):
+            while ended is None:
+                with contextlib.suppress(HomeLost):  # nor can a line be opened meanwhile
+                    ended = (await made.end(taker.process_id)).exit
+        assert ended.reason_code == "timeout"
+        assert (await made.run("echo well"))[1] == "well\n"
 
 
 async def test_orphans_of_orphans_are_reaped(small: Box) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from omnara.descriptors import BEGUN_WITH
 from omnara.machines.posix.keeper import identity
+from omnara.machines.processes import HomeLost
 from tests.support.posix_home import kill, posix_home
 from tests.support.waiting import until
 
@@ -106,3 +107,13 @@ def test_a_group_is_signalled_also_where_proc_is_not_mounted() -> None:
             assert leader.wait(10) == -signal.SIGTERM
         finally:
             leader.kill()
+
+
+async def test_a_home_that_was_closed_starts_nothing_any_more(tmp_path: Path) -> None:
+    """A thread may still be on its way there when whoever waited for it was cancelled."""
+    async with posix_home(tmp_path / "home") as home:
+        await home.run("true")
+    home.launcher.warm()
+    assert home.launcher.pid is None
+    with pytest.raises(HomeLost):
+        await home.start("true")

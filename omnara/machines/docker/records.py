@@ -37,6 +37,7 @@ _MESSAGES: Final[Mapping[str, str]] = {
     "cwd": "the working directory does not exist",
     "shell": "the shell is not installed on this machine",
     "lost": "the machine was restarted before the command began",
+    "processes": "the machine has as many processes as it may have, and none was left for the command",
 }
 _REFUSALS: Final[Mapping[str, str]] = {
     "close_stdin_unsupported": "A terminal's input cannot be closed.",

@@ -27,10 +27,20 @@ alive() { # is the group of process $1 there: by its leader's number and start, 
 supervised() { read -r b p s <"$V/$1/sup" && [ "$b" = "$BOOT" ] && start_of "$p" && [ -n "$S" ] && [ "$S" = "$s" ]; }
 end_group() { # TERM to group $1, and KILL after two seconds (40 x 0.05 s). Source: machines.md §7
   kill -TERM "-$1" || return 0
-  n=0
+  doomed=$1 n=0
   while kill -0 "-$1" && [ $n -lt 40 ]; do sleep 0.05; n=$((n + 1)); done
-  kill -KILL "-$1"
+  kill_doomed
 }
+# A shell that cannot fork, because there are as many processes as there may be, ends then and there, in the middle of a
+# function. What has to be done all the same, and takes no fork, is a trap.
+kill_doomed() { [ -z "$doomed" ] || kill -KILL "-$doomed"; doomed=; }
+after() { # $1 seconds later; a TERM meanwhile leaves nothing behind
+  sleep "$1" &
+  clock=$!
+  trap 'kill "$clock"; exit' TERM
+  wait "$clock"
+}
+end_soon() { { doomed=; trap kill_doomed EXIT; end_group "$1"; } </dev/null >/dev/null 8>&- 9>&- & }
 end_record() { # the last words about process $1: state, reason, code, signal, end. Beside the volume when that is full.
   read -r begun at _ <"$V/$1/started" || begun=- at=
   ended=-
@@ -45,6 +55,8 @@ ended() { # X = how process $1 ended; false while it has not
 }
 
 pump() { # standard input into chunk files named by their offset, the oldest of which go
+  own=$1
+  trap unkept EXIT
   base=0 have=0 count=1
   while :; do
     # The first piece is told as soon as it is there, so it is one read, of what a pipe holds at most (64 KiB). After that
@@ -60,10 +72,18 @@ pump() { # standard input into chunk files named by their offset, the oldest of 
     if [ $count -eq 1 ]; then count=64; tell "out $1"; fi
     if [ "$size" -ge $CHUNK ]; then base=$have; trim "$1"; fi
   done
-  if [ "$rc" -ne 0 ]; then printf '' >"$V/$1/lost"; cat >/dev/null; fi
+  if [ "$rc" -ne 0 ]; then cat >/dev/null; fi
+  trap - EXIT
+  pumped_out "$1"
+}
+pumped_out() {
   printf '' >"$T/p/$1/done"
   printf '' >"$V/$1/out.done"
   printf 'd\n' >&7
+}
+unkept() { # the rest of the output is read, so that the command can go on, and goes nowhere
+  while read -r _; do :; done
+  pumped_out "$own"
 }
 trim() {
   id=$1
@@ -101,21 +121,52 @@ supervise() { # one command from its start to its record
   start_of "$me"
   printf '%s %s %s\n' "$BOOT" "$me" "$S" >"$V/$1/sup"
   read -r _ _ mode limit _ <"$V/$1/spec"
+  own=$1 code= doomed= launched=
+  trap rescue EXIT
   mkfifo "$T/p/$1/in" "$T/p/$1/hold" "$T/p/$1/out" "$T/p/$1/eof"
   pumped "$1" "$mode" "$limit" 7<>"$T/p/$1/eof"
+  trap - EXIT
   tell "exit $1"
   rm -rf "$T/p/$1"
 }
+rescue() { # a supervisor that ends too early: an end that it knows is written, and whoever waits looks for himself
+  kill_doomed
+  if ended "$own"; then :
+  elif [ -n "$code" ]; then conclude "$own" "$code"
+  elif [ -z "$launched" ]; then
+    end_record "$own" failed start_failed:processes - -
+    printf '' 1<>"$T/p/$own/in" # whoever is opening these goes on
+    printf '' 1<>"$T/p/$own/out"
+  fi
+  printf '\n' 1<>"$T/p/$own/hold"
+  tell "exit $own"
+}
+expire() { # end process $1 after $2 seconds; says on 7 whether it will be able to
+  doomed=
+  trap "printf 'no\\n' >&7" EXIT
+  sleep "$2" &
+  clock=$!
+  trap kill_doomed EXIT
+  trap 'kill "$clock"; exit' TERM
+  printf 'yes\n' >&7
+  wait "$clock"
+  trap exit TERM
+  printf '' >"$V/$1/timeout"
+  if alive "$1"; then end_group "$G"; fi
+}
 pumped() {
-  pump "$1" <"$T/p/$1/out" &
+  { exec <"$T/p/$1/out"; pump "$1"; } & # for good: an end of the shell would undo another redirection before the trap
   pump=$!
   # Standard input stays open while this one lives; a byte into `hold` ends it.
   { read -r _ <&5; } 5<>"$T/p/$1/hold" 6>"$T/p/$1/in" 7>&- &
   watch=
   if [ "$3" -gt 0 ]; then
-    { sleep "$3"; printf '' >"$V/$1/timeout"; alive "$1" && end_group "$G"; } &
+    expire "$1" "$3" &
     watch=$!
+    read -r w <&7
+    [ "$w" = yes ] || exit
   fi
+  launched=1
   { launch "$1" "$2"; code=$?; } 2>"$T/p/$1/message"
   [ -z "$watch" ] || kill "$watch"
   if read -r _ g _ <"$T/p/$1/pg" && kill -0 "-$g"; then end_group "$g"; fi
@@ -126,7 +177,7 @@ pumped() {
   # that never pauses keeps it at work for ever, and 6 s leave a short command's end within the 10 s that its call waits at most.
   tries=0
   while [ ! -e "$T/p/$1/done" ] && [ $tries -lt 20 ]; do
-    { sleep 0.3; printf 't\n' >&7; } &
+    { after 0.3; printf 't\n' >&7; } &
     late=$!
     read -r _ <&7
     kill "$late"
@@ -266,7 +317,7 @@ marked() { # id action kind seq: true when the effect is ours to do
 feed() { # id action close: what is in the file into the command's standard input, for at most WRITE seconds
   cat "$T/w.$2" 1<>"$T/p/$1/in" &
   c=$!
-  { sleep "$WRITE"; kill -KILL $c; } &
+  { after "$WRITE"; kill -KILL $c; } &
   w=$!
   if wait $c; then
     if [ "$3" = 1 ]; then printf '\n' 1<>"$T/p/$1/hold"; printf '' >"$V/$1/in.closed"; fi
@@ -309,7 +360,7 @@ signal() { # id action seq kind
     kill -INT "-$G"
   else
     printf '' >"$V/$1/term"
-    end_group "$G" </dev/null >/dev/null 8>&- 9>&- &
+    end_soon "$G"
   fi
   outcome "$1" "$2" applied -
 }
@@ -317,7 +368,7 @@ stop() { # id reason
   [ -d "$V/$1" ] && ! ended "$1" || return 0
   if mkdir "$V/$1/bit"; then end_record "$1" unknown "$2" - -; tell "exit $1"; return; fi
   printf '%s\n' "$2" >"$V/$1/stop"
-  if settled "$1"; then end_group "$G" </dev/null >/dev/null 8>&- 9>&- & fi
+  if settled "$1"; then end_soon "$G"; fi
   if ! supervised "$1" && ! ended "$1"; then end_record "$1" unknown "$2" - -; fi
 }
 forget() {

@@ -83,9 +83,11 @@ class PosixHome:
 
     async def close(self) -> None:
         """Let go of everything. Commands go on."""
-        await self._beginnings.close()
-        if self._own_launcher is not None:
-            await asyncio.to_thread(self._own_launcher.close)
+        try:
+            await self._beginnings.close()
+        finally:
+            if self._own_launcher is not None:  # also when we are cancelled meanwhile
+                await asyncio.shield(asyncio.to_thread(self._own_launcher.close))
 
     async def processes(self) -> list[ProcessRecord]:
         """See `Home`. Also has the fork server ready for the first command."""

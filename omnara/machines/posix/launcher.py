@@ -35,6 +35,7 @@ class Launcher:
         self._guard = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
+        self._closed = False
 
     def launch(self, directory: int, connection: socket.socket) -> None:
         """Have a keeper started for an open process directory. Blocks for a moment. Raises OSError.
@@ -78,6 +79,8 @@ class Launcher:
             self._running()
 
     def _running(self) -> socket.socket:
+        if self._closed:  # by somebody who does not wait for threads that are still at it
+            raise OSError("no command is started any more")
         if self._line is not None and self._server is not None and self._server.poll() is None:
             return self._line
         self._stop()
@@ -113,6 +116,7 @@ class Launcher:
             self._server = None
 
     def close(self) -> None:
-        """End the fork server and wait for it. Commands go on. Blocks for a moment."""
+        """End the fork server and wait for it; there will be no other. Commands go on. Blocks for a moment."""
         with self._guard:
+            self._closed = True
             self._stop()
