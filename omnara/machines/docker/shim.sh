@@ -27,6 +27,9 @@ alive() { # is the group of process $1 there: by its leader's number and start, 
 supervised() { read -r b p s <"$V/$1/sup" && [ "$b" = "$BOOT" ] && start_of "$p" && [ -n "$S" ] && [ "$S" = "$s" ]; }
 end_group() { # TERM to group $1, and KILL after two seconds (40 x 0.05 s). Source: machines.md §7
   kill -TERM "-$1" || return 0
+  finish_group "$1"
+}
+finish_group() {
   doomed=$1 n=0
   while kill -0 "-$1" && [ $n -lt 40 ]; do sleep 0.05; n=$((n + 1)); done
   kill_doomed
@@ -34,13 +37,20 @@ end_group() { # TERM to group $1, and KILL after two seconds (40 x 0.05 s). Sour
 # A shell that cannot fork, because there are as many processes as there may be, ends then and there, in the middle of a
 # function. What has to be done all the same, and takes no fork, is a trap.
 kill_doomed() { [ -z "$doomed" ] || kill -KILL "-$doomed"; doomed=; }
-after() { # $1 seconds later; a TERM meanwhile leaves nothing behind
+# Waits $1 seconds and ends; what is trapped for its end is done then, at once where there is no process to wait with, and not
+# after a TERM.
+after() {
   sleep "$1" &
   clock=$!
-  trap 'kill "$clock"; exit' TERM
+  trap 'trap - EXIT; kill "$clock"; exit' TERM
   wait "$clock"
 }
-end_soon() { { doomed=; trap kill_doomed EXIT; end_group "$1"; } </dev/null >/dev/null 8>&- 9>&- & }
+end_soon() { # as `end_group`, without waiting for it
+  kill -TERM "-$1" || return 0
+  doomed=$1
+  { trap kill_doomed EXIT; finish_group "$doomed"; } </dev/null >/dev/null 8>&- 9>&- &
+  doomed=
+}
 end_record() { # the last words about process $1: state, reason, code, signal, end. Beside the volume when that is full.
   read -r begun at _ <"$V/$1/started" || begun=- at=
   ended=-
@@ -56,7 +66,7 @@ ended() { # X = how process $1 ended; false while it has not
 
 pump() { # standard input into chunk files named by their offset, the oldest of which go
   own=$1
-  trap unkept EXIT
+  trap pumped_out EXIT # also when it cannot fork: the pipe breaks then, for output that is not kept must not seem to be
   base=0 have=0 count=1
   while :; do
     # The first piece is told as soon as it is there, so it is one read, of what a pipe holds at most (64 KiB). After that
@@ -73,18 +83,14 @@ pump() { # standard input into chunk files named by their offset, the oldest of 
     if [ "$size" -ge $CHUNK ]; then base=$have; trim "$1"; fi
   done
   if [ "$rc" -ne 0 ]; then cat >/dev/null; fi
-  trap - EXIT
-  pumped_out "$1"
 }
 pumped_out() {
-  printf '' >"$T/p/$1/done"
-  printf '' >"$V/$1/out.done"
-  printf 'd\n' >&7
+  printf '' >"$T/p/$own/done"
+  printf '' >"$V/$own/out.done"
+  say_on d
 }
-unkept() { # the rest of the output is read, so that the command can go on, and goes nowhere
-  while read -r _; do :; done
-  pumped_out "$own"
-}
+# Not by the descriptor: for a trap, a shell that ends too early has undone its redirections, also those of its parents.
+say_on() { printf '%s\n' "$1" 1<>"$T/p/$own/eof"; }
 trim() {
   id=$1
   set -- "$V/$1"/out/$D16
@@ -141,14 +147,14 @@ rescue() { # a supervisor that ends too early: an end that it knows is written, 
   printf '\n' 1<>"$T/p/$own/hold"
   tell "exit $own"
 }
-expire() { # end process $1 after $2 seconds; says on 7 whether it will be able to
+expire() { # end process $1 after $2 seconds; says whether it will be able to
   doomed=
-  trap "printf 'no\\n' >&7" EXIT
+  trap 'say_on no' EXIT
   sleep "$2" &
   clock=$!
   trap kill_doomed EXIT
   trap 'kill "$clock"; exit' TERM
-  printf 'yes\n' >&7
+  say_on yes
   wait "$clock"
   trap exit TERM
   printf '' >"$V/$1/timeout"
@@ -177,7 +183,7 @@ pumped() {
   # that never pauses keeps it at work for ever, and 6 s leave a short command's end within the 10 s that its call waits at most.
   tries=0
   while [ ! -e "$T/p/$1/done" ] && [ $tries -lt 20 ]; do
-    { after 0.3; printf 't\n' >&7; } &
+    { trap 'say_on t' EXIT; after 0.3; } &
     late=$!
     read -r _ <&7
     kill "$late"
@@ -317,7 +323,7 @@ marked() { # id action kind seq: true when the effect is ours to do
 feed() { # id action close: what is in the file into the command's standard input, for at most WRITE seconds
   cat "$T/w.$2" 1<>"$T/p/$1/in" &
   c=$!
-  { after "$WRITE"; kill -KILL $c; } &
+  { trap 'kill -KILL $c' EXIT; after "$WRITE"; } &
   w=$!
   if wait $c; then
     if [ "$3" = 1 ]; then printf '\n' 1<>"$T/p/$1/hold"; printf '' >"$V/$1/in.closed"; fi
@@ -360,9 +366,9 @@ signal() { # id action seq kind
     kill -INT "-$G"
   else
     printf '' >"$V/$1/term"
-    end_soon "$G"
   fi
   outcome "$1" "$2" applied -
+  if [ "$4" = terminate ]; then end_soon "$G"; fi
 }
 stop() { # id reason
   [ -d "$V/$1" ] && ! ended "$1" || return 0
@@ -419,6 +425,8 @@ serve() {
 serving() {
   # Ends when the last writer does, which is this shell.
   { while read -r line; do printf '%s\n' "$line"; done; } <"$T/ev.$$" >&9 8>&- &
+  doomed=
+  trap kill_doomed EXIT
   printf 'b %s\n.\n' "$BOOT"
   while read -r line; do
     request $line
