@@ -219,7 +219,8 @@ async def until_it_ends(disk: SmallDisk, server: EmbeddedPostgres) -> None:
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             return bool(process.status() == psutil.STATUS_ZOMBIE)
         try:
-            await connection.execute("create temp table t (n int); select pg_switch_wal()")
+            # What is written must be no table: that there is no room for one is refused, before any segment is used.
+            await connection.execute("select pg_logical_emit_message(false, 'full', 'x'); select pg_switch_wal()")
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             return False
         finally:
