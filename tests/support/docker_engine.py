@@ -158,7 +158,7 @@ def machine_spec(image: str, **config: object) -> MachineSpec:
     machine = encode(IdKind.MACHINE, new_uuid())
     return MachineSpec(
         machine_id=machine,
-        installation_id=f"test-{machine[4:14]}",
+        installation_id=f"test-{machine[-10:]}",
         allocation_name=f"omnara-test-{machine[4:]}",
         config={"image": image, **config},
         memory_mb=256,
