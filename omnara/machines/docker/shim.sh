@@ -45,8 +45,7 @@ after() {
   trap 'trap - EXIT; kill "$clock"; exit' TERM
   wait "$clock"
 }
-end_soon() { # as `end_group`, without waiting for it
-  kill -TERM "-$1" || return 0
+finish_soon() {
   doomed=$1
   { trap kill_doomed EXIT; finish_group "$doomed"; } </dev/null >/dev/null 8>&- 9>&- &
   doomed=
@@ -366,15 +365,16 @@ signal() { # id action seq kind
     kill -INT "-$G"
   else
     printf '' >"$V/$1/term"
+    kill -TERM "-$G"
   fi
   outcome "$1" "$2" applied -
-  if [ "$4" = terminate ]; then end_soon "$G"; fi
+  if [ "$4" = terminate ]; then finish_soon "$G"; fi
 }
 stop() { # id reason
   [ -d "$V/$1" ] && ! ended "$1" || return 0
   if mkdir "$V/$1/bit"; then end_record "$1" unknown "$2" - -; tell "exit $1"; return; fi
   printf '%s\n' "$2" >"$V/$1/stop"
-  if settled "$1"; then end_soon "$G"; fi
+  if settled "$1"; then kill -TERM "-$G"; finish_soon "$G"; fi
   if ! supervised "$1" && ! ended "$1"; then end_record "$1" unknown "$2" - -; fi
 }
 forget() {
