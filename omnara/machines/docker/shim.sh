@@ -38,12 +38,13 @@ finish_group() {
 # function. What has to be done all the same, and takes no fork, is a trap.
 kill_doomed() { [ -z "$doomed" ] || kill -KILL "-$doomed"; doomed=; }
 # Waits $1 seconds and ends; what is trapped for its end is done then, at once where there is no process to wait with, and not
-# after a TERM.
+# after a TERM. That may come at any moment, also when there is no process yet, or one that has not begun: so the trap is there
+# first and asks what the last process is, and kills by KILL, which a child that still has our traps does not catch.
 after() {
+  before=$!
+  trap 'trap - EXIT; [ "$!" = "$before" ] || kill -KILL "$!"; exit' TERM
   sleep "$1" &
-  clock=$!
-  trap 'trap - EXIT; kill "$clock"; exit' TERM
-  wait "$clock"
+  wait "$!"
 }
 finish_soon() {
   doomed=$1
