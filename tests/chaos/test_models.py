@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+import time
+from email.utils import formatdate, parsedate_to_datetime
 
 import msgspec
 
@@ -37,15 +37,21 @@ YEAR_99999 = "Fri, 01 Jan 99999 00:00:00 GMT"
 
 def in_seconds(seconds: int) -> str:
     """An HTTP date that lies ahead."""
-    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+    return formatdate(time.time() + seconds, usegmt=True)
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A fault that strikes once, and the least pause in seconds until the next attempt."""
+    """A fault that strikes once, and the least pause in seconds until the next attempt, or the date it waits for."""
 
     name: str
     fault: Fault
     wait_s: float = 0.0
+    date: str = ""
+
+
+def dated(date: str) -> Case:
+    """A rate limit that names a moment: how long that is depends on when the call is made."""
+    return Case("date", rate_limited(date), date=date)
 
 
 def passing() -> list[Case]:
@@ -53,7 +59,7 @@ def passing() -> list[Case]:
     return [
         Case("seconds", rate_limited("2"), 2.0),
         Case("fraction", rate_limited("1.5"), 1.5),
-        Case("date", rate_limited(in_seconds(8)), 2.0),
+        dated(in_seconds(8)),
         Case("past", rate_limited(in_seconds(-100))),
         Case("milliseconds", rate_limited(retry_after_ms="1200"), 1.2),
         Case("both", rate_limited("3000", "800"), 0.8),
@@ -120,6 +126,8 @@ async def tried_again(agent: Handle, case: Case) -> None:
     first, second = agent.requests
     paused_s = second.at - (first.at + first.seconds if first.outcome != "open" else first.at)
     assert case.wait_s - 0.1 <= paused_s <= max(case.wait_s * 2, 5) + 20, (case.name, paused_s)
+    if case.date:
+        assert second.at >= parsedate_to_datetime(case.date).timestamp() - 0.1, (case.name, paused_s)
     steps = await agent.steps()
     assert [(row["state"], row["attempt"]) for row in steps] == [("failed", 1), ("succeeded", 2)], case.name
     assert msgspec.json.decode(steps[0]["error"])["kind"] != "invalid_request"
