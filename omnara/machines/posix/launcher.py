@@ -20,7 +20,7 @@ __all__ = ["Launcher"]
 _HERE = Path(__file__).resolve().parent
 _PROGRAM = (
     "import sys, socket; sys.path.insert(0, sys.argv[2]); "
-    "from keeper import server; server.serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[3]))"
+    "from keeper import server; server.serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[3]), sys.argv[4])"
 )
 
 
@@ -30,8 +30,9 @@ class Launcher:
     `launch` may be called from any thread.
     """
 
-    def __init__(self) -> None:
-        """Start nothing yet."""
+    def __init__(self, *, login_keys: bool = True) -> None:
+        """Start nothing yet. `login_keys`: whether commands have the session keyring that this process has (Linux)."""
+        self._keys = "all" if login_keys else "none"
         self._guard = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -86,8 +87,9 @@ class Launcher:
         self._stop()
         ours, theirs = socket.socketpair()
         with theirs:
+            told = [str(theirs.fileno()), str(_HERE), str(BEGUN_WITH), self._keys]
             self._server = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, str(theirs.fileno()), str(_HERE), str(BEGUN_WITH)],
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, *told],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

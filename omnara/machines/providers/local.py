@@ -95,7 +95,7 @@ class LocalProvider:
         self._host = host
         self._confined = confined
         self._limits = limits
-        self._launcher = Launcher()
+        self._launcher = Launcher(login_keys=False)
 
     @property
     def name(self) -> str:

@@ -28,8 +28,10 @@ _NS_GET_USERNS = 0xB701
 _NEWNS, _NEWUSER, _NEWPID = 0x00020000, 0x10000000, 0x20000000
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "loongarch64": 219, "ppc64le": 271, "s390x": 280}
 """Its number, of 64 bits: the C library has no function for it. Source: the kernel's tables of system calls."""
-_JOIN_SESSION_KEYRING = 1
+_JOIN_SESSION_KEYRING, _SETPERM = 1, 5
 _NO_KEYS = (errno.ENOSYS, errno.EPERM)
+_left: list[int] = []
+"""The keyring that this process, or the one that it was forked from, has instead of its login's."""
 _OTHERS = {"ipc": 0x08000000, "uts": 0x04000000, "net": 0x40000000, "cgroup": 0x02000000}
 
 
@@ -65,13 +67,20 @@ def forbid_new_privileges() -> None:
 def leave_keyring() -> None:
     """Have an empty session keyring (Linux): a login's is inherited over every change of user, and its keys with it.
 
+    Nobody may do anything with it, for it is inherited too: one is enough for all that a fork server starts, and has to
+    be, for a user who is not root has at most 200 (kernel.keys.maxkeys). Does nothing where that was done already.
     Where the kernel, or a filter, allows nothing to be done with keys, the command can do nothing with them either.
+    Raises OSError: there are no more keys to be had.
     """
     number = _KEYCTL.get(os.uname().machine) if _LINUX and sys.maxsize > 1 << 32 else None
-    if number is not None and _libc.syscall(number, _JOIN_SESSION_KEYRING, None) < 0:
+    if number is None or _left:
+        return
+    key = _libc.syscall(number, _JOIN_SESSION_KEYRING, None)
+    if key < 0 or _libc.syscall(number, _SETPERM, key, 0) < 0:
         problem = ctypes.get_errno()
         if problem not in _NO_KEYS:
-            raise OSError(problem, "keyctl")
+            raise OSError(problem, "an empty session keyring cannot be had; see kernel.keys.maxkeys")
+    _left.append(key)
 
 
 def _setns(fd: int, kind: int) -> None:

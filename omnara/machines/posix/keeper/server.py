@@ -32,11 +32,12 @@ _MOST = 64
 _PID = struct.Struct("=i")
 
 
-def serve(line: socket.socket, open_files: int | None = None) -> None:
+def serve(line: socket.socket, open_files: int | None = None, keys: str = "") -> None:
     """Turn each byte that arrives with two descriptors, a connection and a process's directory, into a keeper.
 
-    `open_files`: the soft limit for commands, which is not the one that a server has raised for itself. One that runs
-    since before an update of these files does not tell it.
+    `open_files`: the soft limit for commands, which is not the one that a server has raised for itself. `keys`: "none"
+    when commands have no business with those of the login. One that runs since before an update of these files tells
+    neither.
     """
     os.umask(0o077)
     # Whoever started us may wait for signals in its own way: without SIGCHLD nobody would see a command end.
@@ -45,6 +46,10 @@ def serve(line: socket.socket, open_files: int | None = None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (before if open_files is None else open_files, most))
     # What commands leave running has us as its parent, and no process 1 that may not reap, as a server in a container.
     namespaces.adopt_orphans()
+    if keys == "none":
+        # Where it cannot be had, each confined command tries for itself, and says why it cannot be started.
+        with contextlib.suppress(OSError):
+            namespaces.leave_keyring()
     line = _lowest(line)
     hear, tell = os.pipe()
     died, dies = os.pipe()
