@@ -14,6 +14,7 @@ import pytest
 
 from omnara.cli.demo.folder import MAX_FILE_BYTES, Folder, shipped_documents
 from omnara.cli.demo.plan import POINTS, draw, model_turns
+from omnara.db.embedded.datadir import place_elsewhere
 from omnara.engine.artifacts_overflow import MAX_RESULT_BYTES
 from omnara.errors import ConfigurationError
 from omnara.settings import child_environment
@@ -27,11 +28,6 @@ def environment() -> dict[str, str]:
     """The tests' choice of Postgres programs reaches the demo's server too."""
     chosen = os.environ.get("OMNARA_TEST_PG_BIN")
     return child_environment({"OMNARA_POSTGRES_BIN": chosen} if chosen else {})
-
-
-def database_elsewhere(directory: Path) -> Path:
-    """Where root's Postgres lives when its account cannot enter the directory. Source: `omnara.db.embedded.datadir`."""
-    return Path("/var/lib/omnara") / hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
 
 
 @pytest.fixture
@@ -82,7 +78,7 @@ async def test_an_interrupted_demo_leaves_nothing_running(small_folder: Path, tm
     async for line in process.stdout:
         if b"server ready" in line:
             break
-    elsewhere = {database_elsewhere(Path(place)) for place, _, _ in os.walk(scratch)}
+    elsewhere = {place_elsewhere(Path(place).resolve()) for place, _, _ in os.walk(scratch)}
     process.send_signal(signal.SIGTERM)
     await process.stdout.read()
     assert await asyncio.wait_for(process.wait(), 60) == 130

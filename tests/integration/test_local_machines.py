@@ -156,6 +156,8 @@ async def test_keys_of_the_login_that_the_server_came_from_stay_there(pool: Pool
     _, home = await pool.machine()
     text, _ = await run(home, "grep -c omnara-test-key /proc/keys; cat /proc/keys > /dev/null; echo $?")
     assert text == "0\n0\n"
+    told = Path(f"/proc/{pool.provider._launcher.pid}/cmdline").read_bytes().split(b"\0")
+    assert told[-2:] == [b"none", b""], "one empty keyring for all of them: see test_posix_surroundings"
 
 
 @WITH_BUBBLEWRAP

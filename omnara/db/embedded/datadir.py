@@ -52,6 +52,11 @@ def no_database(root: Path) -> ConfigurationError:
     )
 
 
+def place_elsewhere(root: Path) -> Path:
+    """Return where Postgres's own files are when its account cannot enter `root`, which is absolute and resolved."""
+    return _SHARED_HOME / hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
+
+
 class DirectoryLock:
     """An exclusive claim on a data directory for the life of this process; `kill -9` gives it up."""
 
@@ -115,8 +120,7 @@ class DataDir:
             root.chmod(root.stat().st_mode | 0o011)
         if can_reach(root / "omnara.lock", account):
             return cls(root, root, account)
-        digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
-        home = _SHARED_HOME / digest
+        home = place_elsewhere(root)
         home.mkdir(parents=True, exist_ok=True, mode=0o711)
         return cls(root, home, account)
 

@@ -28,7 +28,7 @@ _NS_GET_USERNS = 0xB701
 _NEWNS, _NEWUSER, _NEWPID = 0x00020000, 0x10000000, 0x20000000
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "loongarch64": 219, "ppc64le": 271, "s390x": 280}
 """Its number, of 64 bits: the C library has no function for it. Source: the kernel's tables of system calls."""
-_JOIN_SESSION_KEYRING, _SETPERM = 1, 5
+_JOIN_SESSION_KEYRING, _SETPERM = 1, 5  # source: linux/keyctl.h
 _NO_KEYS = (errno.ENOSYS, errno.EPERM)
 _left: list[int] = []
 """The keyring that this process, or the one that it was forked from, has instead of its login's."""
@@ -69,6 +69,7 @@ def leave_keyring() -> None:
 
     Nobody may do anything with it, for it is inherited too: one is enough for all that a fork server starts, and has to
     be, for a user who is not root has at most 200 (kernel.keys.maxkeys). Does nothing where that was done already.
+    One that cannot be shut is nobody else's: whoever is forked gets another.
     Where the kernel, or a filter, allows nothing to be done with keys, the command can do nothing with them either.
     Raises OSError: there are no more keys to be had.
     """
@@ -76,11 +77,12 @@ def leave_keyring() -> None:
     if number is None or _left:
         return
     key = _libc.syscall(number, _JOIN_SESSION_KEYRING, None)
-    if key < 0 or _libc.syscall(number, _SETPERM, key, 0) < 0:
+    if key < 0:
         problem = ctypes.get_errno()
         if problem not in _NO_KEYS:
             raise OSError(problem, "an empty session keyring cannot be had; see kernel.keys.maxkeys")
-    _left.append(key)
+    elif _libc.syscall(number, _SETPERM, key, 0) == 0:
+        _left.append(key)
 
 
 def _setns(fd: int, kind: int) -> None:
