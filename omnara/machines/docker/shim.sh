@@ -37,14 +37,17 @@ finish_group() {
 # A shell that cannot fork, because there are as many processes as there may be, ends then and there, in the middle of a
 # function. What has to be done all the same, and takes no fork, is a trap.
 kill_doomed() { [ -z "$doomed" ] || kill -KILL "-$doomed"; doomed=; }
-# Waits $1 seconds and ends; what is trapped for its end is done then, at once where there is no process to wait with, and not
-# after a TERM. That may come at any moment, also when there is no process yet, or one that has not begun: so the trap is there
-# first and asks what the last process is, and kills by KILL, which a child that still has our traps does not catch.
+# In a subshell, and the last thing there: $2 is done in $1 seconds, at once where there is no process to wait with, and not
+# after a TERM. That may come at any moment, also when there is no process yet, or one that has not begun: so its trap is there
+# first (some shells do $2 after a TERM that is not trapped) and asks what the last process is, and kills by KILL, which a child
+# that still has our traps does not catch. One that was waited for has no number any more.
 after() {
   before=$!
   trap 'trap - EXIT; [ "$!" = "$before" ] || kill -KILL "$!"; exit' TERM
+  trap "$2" EXIT
   sleep "$1" &
   wait "$!"
+  before=$!
 }
 finish_soon() {
   doomed=$1
@@ -183,7 +186,7 @@ pumped() {
   # that never pauses keeps it at work for ever, and 6 s leave a short command's end within the 10 s that its call waits at most.
   tries=0
   while [ ! -e "$T/p/$1/done" ] && [ $tries -lt 20 ]; do
-    { trap 'say_on t' EXIT; after 0.3; } &
+    after 0.3 'say_on t' &
     late=$!
     read -r _ <&7
     kill "$late"
@@ -323,7 +326,7 @@ marked() { # id action kind seq: true when the effect is ours to do
 feed() { # id action close: what is in the file into the command's standard input, for at most WRITE seconds
   cat "$T/w.$2" 1<>"$T/p/$1/in" &
   c=$!
-  { trap 'kill -KILL $c' EXIT; after "$WRITE"; } &
+  after "$WRITE" 'kill -KILL $c' &
   w=$!
   if wait $c; then
     if [ "$3" = 1 ]; then printf '\n' 1<>"$T/p/$1/hold"; printf '' >"$V/$1/in.closed"; fi
