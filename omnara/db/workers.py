@@ -20,11 +20,15 @@ _SQL = Queries("workers")
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What one look says about another worker: `gone` = all its connections ended, `expired` = its lease ran out."""
+    """What one look says about a worker. `gone`: all its connections ended; `expired`: its lease ran out.
+
+    `seen`: it attached itself or renewed since this Postgres was started. The own row is never `gone`.
+    """
 
     worker_id: UUID
     gone: bool
     expired: bool
+    seen: bool
 
 
 async def register_worker(
@@ -49,9 +53,12 @@ async def stop_worker(connection: Connection, worker_id: UUID) -> None:
     await connection.execute(_SQL["stop_worker"], worker_id)
 
 
-async def probe_workers(connection: Connection, own_id: UUID) -> list[Probe]:
-    """Look at every other live worker in one statement that never waits (about 0.11 ms, coordination §1.3)."""
-    rows = await connection.fetch(_SQL["probe_workers"], own_id)
+async def probe_workers(connection: Connection, own_id: UUID, lease_s: float) -> list[Probe]:
+    """Look at every live worker in one statement that never waits (about 0.11 ms, coordination §1.3).
+
+    `lease_s` is how long a lease is: when one was last renewed is told by when it runs out.
+    """
+    rows = await connection.fetch(_SQL["probe_workers"], own_id, lease_s)
     return [Probe(*row) for row in rows]
 
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from uuid import UUID
 
-import msgspec
-
 from omnara import __version__
 from omnara.clock import Backoff, jittered, monotonic
 from omnara.db import workers as db
@@ -23,6 +21,7 @@ from omnara.db.connection import Connection, ConnectSettings, ConnKind, connect
 from omnara.db.locks import hold_identity, release_all, worker_key
 from omnara.ids import new_uuid
 from omnara.log import get_logger
+from omnara.worker.verdicts import IdentityTimes, Verdicts
 
 log = get_logger(__name__)
 
@@ -43,15 +42,6 @@ class IdentityEvents(Protocol):
         """Other workers were declared dead: their claims can be released now."""
 
 
-class IdentityTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Intervals in seconds, from the settings."""
-
-    lease_s: float
-    renew_s: float
-    probe_s: float
-    grace_s: float
-
-
 class Identity:
     """Owns the thread. `start` returns once the first identity is attached; `stop` ends the thread and its session.
 
@@ -67,6 +57,7 @@ class Identity:
     ) -> None:
         self._settings = settings
         self._times = times
+        self.verdicts = Verdicts(times)
         self._roles = tuple(sorted(roles))
         self._listeners: list[IdentityEvents] = []
         self._main: asyncio.AbstractEventLoop | None = None
@@ -170,13 +161,11 @@ class Identity:
             await release_all(connection)  # the dead identity's key
             await self._register(connection)
         else:
-            self._regained = monotonic()
+            self.verdicts.attached(again=True)
             worker_id = self.worker_id
             self._each(lambda listener: listener.attached(worker_id, is_new=False))
         self.last_renewal = started
         return True
-
-    _regained = float("-inf")
 
     async def _register(self, connection: Connection) -> None:
         key = worker_key(self.worker_id)
@@ -190,6 +179,7 @@ class Identity:
             version=__version__,
             lease_s=self._times.lease_s,
         )
+        self.verdicts.attached(again=False)
         worker_id = self.worker_id
         log.info("worker_registered", worker_id=str(worker_id))
         self._each(lambda listener: listener.attached(worker_id, is_new=True))
@@ -202,33 +192,27 @@ class Identity:
         while not self._stop.is_set():
             if connection.is_closed():
                 raise ConnectionError("the session ended")
-            await self._look_around(connection)
+            if not await self._look_around(connection):
+                return  # declared dead: `_attach` finds no row and makes a new identity
             await self._pause(jittered(self._times.probe_s))
             if monotonic() >= next_renewal and self._main_runs():
                 started = monotonic()
                 if not await db.renew_lease(connection, self.worker_id, self._times.lease_s):
-                    return  # declared dead: `_attach` finds no row and makes a new identity
+                    return
+                self.verdicts.heard()
                 self.last_renewal = started
                 next_renewal = monotonic() + jittered(self._times.renew_s)
 
     def _main_runs(self) -> bool:
         return monotonic() - self.main_alive < 2 * self._times.lease_s
 
-    async def _look_around(self, connection: Connection) -> None:
-        """One probe of all others; declare those dead that are, unless a grace forbids it."""
-        found = [probe for probe in await db.probe_workers(connection, self.worker_id) if probe.gone or probe.expired]
-        if not found or monotonic() - self._regained < self._times.grace_s:
-            return
-        if await db.postmaster_age(connection) < self._times.grace_s:
-            return
-        if await db.promotion_age(connection) < self._times.grace_s:
-            return
-        dead = await db.declare_dead(
-            connection, [p.worker_id for p in found if p.gone], [p.worker_id for p in found if p.expired]
-        )
+    async def _look_around(self, connection: Connection) -> bool:
+        """One look at all workers; tells of those that it declared dead. False when this one is no longer live."""
+        live, dead = await self.verdicts.look(connection, self.worker_id)
         if dead:
             log.warning("workers_declared_dead", workers=[str(worker) for worker in dead])
             self._each(lambda listener: listener.deaths(dead))
+        return live
 
     async def _leave(self, connection: Connection, registered: bool) -> None:
         assert self._stop is not None

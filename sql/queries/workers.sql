@@ -20,10 +20,13 @@ where id = $1 and state = 'live' returning id;
 update workers set state = 'stopped', ended_at = clock_timestamp() where id = $1 and state = 'live';
 
 -- name: probe_workers
--- Which live workers other than $1 have lost every connection: their lock can be taken. The locks are released with the
--- statement's transaction. The second column tells leases that ran out. Never waits. Index: workers_live.
-select id, pg_try_advisory_xact_lock(lock_key) as gone, lease_expires_at < clock_timestamp() as expired
-from workers where state = 'live' and id <> $1;
+-- All live workers, $1 (the one that asks) among them. Of the others: have they lost every connection, so that their lock
+-- can be taken? The locks are released with the statement's transaction. Of all: has the lease run out, and was it renewed
+-- since this Postgres started, a lease being $2 seconds? Never waits. Index: workers_live.
+select id, case when id <> $1 then pg_try_advisory_xact_lock(lock_key) else false end as gone,
+       lease_expires_at < clock_timestamp() as expired,
+       lease_expires_at - make_interval(secs => $2) >= pg_postmaster_start_time() as seen
+from workers where state = 'live';
 
 -- name: declare_dead
 -- First of two statements: mark workers dead. The key is held exclusively while the row changes, so that a worker that

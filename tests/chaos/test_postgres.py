@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 
 import aiohttp
 import asyncpg
@@ -59,6 +61,55 @@ async def test_three_restarts_and_cut_sessions_under_load(
         await cluster.end(*replicas)
     with capsys.disabled():
         print(f"\n  steps go on after a Postgres restart: {', '.join(f'{wait:.1f} s' for wait in waits)}")
+
+
+async def test_a_standstill_longer_than_the_lease_is_nobodys_death(
+    own_postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, times: Times
+) -> None:
+    """Storage that hangs, or a machine that is moved: every lease runs out at once, and no connection is lost."""
+    async with Cluster(own_postgres.dsn, tmp_path_factory.mktemp("cluster"), times) as cluster:
+        replicas = await cluster.start(3, "api,worker,maintenance")
+        identities = [replica.worker_id for replica in replicas]
+        load = Load(cluster, "standstill")
+        await load.begin([cluster.client(replica) for replica in replicas], 12)
+        await load.goes_on()
+        async with standstill(own_postgres):
+            await asyncio.sleep(times.lease_s * 4 / 3)  # the length of the standstill, not a wait for something
+        await load.goes_on(within_s=RECOVERY_S)
+        await renewed_for(cluster, times.lease_s)  # by then everybody judges leases again
+        await load.end()
+        await load.check(undisturbed=True)
+        assert {await cluster.worker_state(worker) for worker in identities} == {"live"}
+        await cluster.verify()
+        await cluster.end(*replicas)
+
+
+@contextlib.asynccontextmanager
+async def standstill(server: EmbeddedPostgres) -> AsyncIterator[None]:
+    """No process of the server runs meanwhile; it takes connections and answers nothing."""
+    assert server.pid is not None
+    postmaster = psutil.Process(server.pid)
+    postmaster.suspend()  # first, so that it makes no more children
+    stopped = [postmaster, *postmaster.children()]
+    for process in stopped:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in stopped:
+            process.resume()
+
+
+async def renewed_for(cluster: Cluster, seconds: float) -> None:
+    """Wait until every worker has renewed its lease for so long from now on."""
+    end = await cluster.sql.fetchval("select max(lease_expires_at) from workers where state = 'live'")
+    query = """select min(lease_expires_at) >= $1::timestamptz + make_interval(secs => $2)
+               from workers where state = 'live'"""
+
+    async def there() -> bool:
+        return bool(await cluster.sql.fetchval(query, end, seconds))
+
+    await until(there, "all leases are renewed", limit_s=2 * seconds + 10)
 
 
 def end_postgres(server: EmbeddedPostgres, how: int) -> None:

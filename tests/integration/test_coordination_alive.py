@@ -225,10 +225,10 @@ async def test_a_process_that_just_regained_its_session_judges_nobody(database: 
         other = await asyncpg.connect(database)  # stands for its LISTEN connection: the first one finds it alive
         await other.execute("select pg_advisory_lock_shared($1)", worker_key(second.identity.worker_id))
         lost = second.identity.last_renewal
-        regained = second.identity._regained
+        regained = second.identity.verdicts.regained
         await terminate_one(engine, second)
-        await until(lambda: second.identity._regained > regained, "the session is back")
-        back = second.identity._regained
+        await until(lambda: second.identity.verdicts.regained > regained, "the session is back")
+        back = second.identity.verdicts.regained
         await other.close()
         dead = await crash(first)
         await until_worker_is(engine, dead, "dead", limit_s=10)
@@ -268,6 +268,14 @@ async def test_a_declared_death_makes_a_new_identity_and_the_late_result_is_refu
         await engine.until_idle(agent)
         assert await step_states(engine, agent) == ["interrupted", "succeeded"]
         assert [kind for _, kind, _ in await engine.events(agent)].count("model_output") == 1
+
+
+async def test_a_declared_death_is_noticed_at_the_next_look_and_not_at_the_next_renewal(database: str) -> None:
+    async with engine_on(database, lambda _: say("hello")) as engine:
+        [replica] = await engine.start(worker_lease_s=600.0, worker_renew_s=200.0)
+        old = replica.identity.worker_id
+        await engine.sql.execute(DEAD, old)
+        await until(lambda: replica.identity.worker_id != old, "a new identity")
 
 
 async def test_a_key_that_stays_taken_is_tried_again_with_another_session(database: str) -> None:

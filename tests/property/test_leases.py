@@ -110,7 +110,8 @@ class World:
 
     async def _judge(self, life: Life) -> None:
         session: Any = life.session
-        found = await db.probe_workers(session, life.id)
+        probes = await db.probe_workers(session, life.id, 60)
+        found = [probe for probe in probes if probe.worker_id != life.id]
         gone, expired = [p.worker_id for p in found if p.gone], [p.worker_id for p in found if p.expired]
         rows = await self.engine.sql.fetch("select id, lease_expires_at < now() as late from workers")
         late = {row["id"]: row["late"] for row in rows}

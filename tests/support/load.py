@@ -83,8 +83,21 @@ class Load:
             for turn, result in enumerate(results):
                 hits = self._cluster.page.hits[f"{self._name}-{number}-{turn}"]
                 assert hits == 1 or (hits == 0 and result.text == INTERRUPTED_TEXT), (hits, result)
-        assert not (undisturbed and broken), f"{broken} steps were repeated"
+        assert not (undisturbed and broken), await self._what_was_repeated()
         return broken
+
+    async def _what_was_repeated(self) -> str:
+        """The steps that did not succeed, by agent, and what the processes warned of: for a failure."""
+        lines = ["steps were repeated"]
+        for agent in self.agents:
+            for step in await agent.steps():
+                if step["state"] != "succeeded":
+                    times = f"{step['started_at']:%H:%M:%S.%f} to {step['finished_at']:%H:%M:%S.%f}"
+                    lines.append(f"{agent.key[:16]} step {step['number']} ({step['kind']}) {step['state']}, {times}")
+        for replica in self._cluster.replicas:
+            lines.append(f"--- {replica.name}, worker {replica.worker_id}")
+            lines += replica.warnings()
+        return "\n".join(lines)
 
 
 async def _follow(agent: Handle) -> list[Event]:

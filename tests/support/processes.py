@@ -192,6 +192,11 @@ class ServerProcess:
         """The log lines of one event so far."""
         return [line for line in self._log() if line.get("event") == event]
 
+    def warnings(self) -> list[str]:
+        """What it has warned of so far, as it was written."""
+        levels = ("info", "debug")
+        return [msgspec.json.encode(line).decode() for line in self._log() if line.get("level") not in levels]
+
     @property
     def worker_id(self) -> UUID:
         """The identity that the process has registered last."""
