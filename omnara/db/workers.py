@@ -63,7 +63,7 @@ async def stop_worker(connection: Connection, worker_id: UUID) -> None:
 
 
 async def probe_workers(connection: Connection, own_id: UUID) -> list[Probe]:
-    """Look at every live worker in one statement that never waits (about 0.11 ms, coordination §1.3)."""
+    """Look at every live worker in one statement that never waits (0.1 ms with ten, 0.3 ms with a hundred)."""
     rows = await connection.fetch(_SQL["probe_workers"], own_id)
     return [Probe(*row) for row in rows]
 
@@ -74,6 +74,7 @@ async def declare_dead(
     """Mark workers dead, judging again inside the statement; returns those that this call declared. Commits by itself.
 
     `lapsed` are workers with the ends of their leases as they were seen: one that was renewed since is let be.
+    Waits for nobody: a row that is locked, by a renewal for instance, is left for the next look.
     Their claims are released by another statement, in a later snapshot (coordination §3.1).
     """
     workers, ends = [worker for worker, _ in lapsed], [end for _, end in lapsed]
@@ -83,7 +84,12 @@ async def declare_dead(
 
 async def server_start(connection: Connection) -> ServerStart:
     """When this Postgres started, or restarted itself after a crash, on its own clock."""
-    row = await connection.fetchrow(_SQL["server_start"])
+    try:
+        row = await connection.fetchrow(_SQL["server_start"])
+    except asyncpg.PostgresError as error:
+        if is_unavailability(error):
+            raise
+        row = await connection.fetchrow(_SQL["postmaster_start"])  # its counters are not for this role
     assert row is not None, "there is one server"
     return ServerStart(*row)
 

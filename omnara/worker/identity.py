@@ -21,6 +21,7 @@ from omnara.db.connection import Connection, ConnectSettings, ConnKind, connect
 from omnara.db.locks import hold_identity, release_all, worker_key
 from omnara.ids import new_uuid
 from omnara.log import get_logger
+from omnara.worker.loop_watch import watch_loop
 from omnara.worker.verdicts import IdentityTimes, Verdicts
 
 log = get_logger(__name__)
@@ -45,8 +46,8 @@ class IdentityEvents(Protocol):
 class Identity:
     """Owns the thread. `start` returns once the first identity is attached; `stop` ends the thread and its session.
 
-    `main_alive` tells when the main loop last ran: a loop that is stuck for two leases stops the renewal, so that a
-    process that hangs with its connections open is not taken for a living one.
+    A task in the main loop tells the thread that it runs: a loop that is stuck for two leases stops the renewal, so
+    that a process that hangs with its connections open is not taken for a living one.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Identity:
         self._ended = asyncio.Event()
         self.worker_id: UUID = new_uuid()
         self.last_renewal = monotonic()
-        self.main_alive = monotonic()
+        self._main_alive = monotonic()
+        self._beats: asyncio.Task[None] | None = None
 
     def listen(self, listener: IdentityEvents) -> None:
         """Tell this listener from now on. Call in the main loop."""
@@ -78,6 +80,7 @@ class Identity:
     async def start(self, timeout_s: float = 30.0) -> None:
         """Start the thread and wait for the first attachment. Raises TimeoutError, or what ended the thread."""
         self._main = asyncio.get_running_loop()
+        self._beats = self._main.create_task(watch_loop(self._main_ran), name="identity-beats")
         self._thread = threading.Thread(target=self._run_thread, name="omnara-identity", daemon=True)
         self._thread.start()
         async with asyncio.timeout(timeout_s):
@@ -94,6 +97,9 @@ class Identity:
         async with asyncio.timeout(5.0):
             await self._ended.wait()
         self._thread = None
+        if self._beats is not None:
+            self._beats.cancel()
+            await asyncio.wait((self._beats,))
 
     async def watch(self) -> None:
         """Wait until the thread ends, then raise what ended it; for the supervisor."""
@@ -105,6 +111,9 @@ class Identity:
         """`on_connect` of the LISTEN connection: it shares the lock, so one lost connection is not a death."""
         if not await hold_identity(connection, worker_key(self.worker_id)):
             log.warning("identity_lock_taken", worker_id=str(self.worker_id))
+
+    def _main_ran(self, _lag_s: float) -> None:
+        self._main_alive = monotonic()
 
     # --- in the thread ---------------------------------------------------------------------------------
 
@@ -124,6 +133,9 @@ class Identity:
         backoff = Backoff(0.05, 1.0)
         registered = False
         while not self._stop.is_set():
+            if not self._main_runs():  # nobody would be there for what this identity is given
+                await self._pause(jittered(self._times.probe_s))
+                continue
             try:
                 connection = await connect(self._settings, ConnKind.SESSION)
             except Exception as error:  # noqa: BLE001 - whatever keeps the session away, it is tried again
@@ -207,7 +219,7 @@ class Identity:
             self.last_renewal = started
 
     def _main_runs(self) -> bool:
-        return monotonic() - self.main_alive < 2 * self._times.lease_s
+        return monotonic() - self._main_alive < 2 * self._times.lease_s
 
     async def _look_around(self, connection: Connection) -> bool:
         """One look at all workers; tells of those that it declared dead. False when this one is no longer live."""

@@ -37,14 +37,15 @@ class IdentityTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Watched:
-    """A lease as it was seen last, and for how long it has been seen like that."""
+    """A lease as it was first seen, and for how long it has been seen like that."""
 
     __slots__ = ("expires_at", "length_s", "unchanged_s")
 
-    def __init__(self, probe: Probe, length_s: float) -> None:
+    def __init__(self, probe: Probe, own_lease_s: float) -> None:
         self.expires_at = probe.lease_expires_at
         self.unchanged_s = 0.0
-        self.length_s = max(length_s, probe.left_s)
+        # What a renewal leaves is the length, which is another one than the own while settings are being changed.
+        self.length_s = max(own_lease_s, probe.left_s)
 
 
 class Verdicts:
@@ -58,7 +59,7 @@ class Verdicts:
         self._attached = self._looked = monotonic()
         self._watched: dict[UUID, _Watched] = {}
         self.regained = float("-inf")
-        """When this process's session was last taken up again after a loss."""
+        """When this process was last attached again, after a lost session or as another worker after a verdict."""
 
     def attached(self, *, again: bool) -> None:
         """A session begins; `again`: this process has lost one before."""
@@ -94,12 +95,11 @@ class Verdicts:
         before, self._watched = self._watched, {}
         for probe in others:
             known = before.get(probe.worker_id)
-            if known is not None and known.expires_at == probe.lease_expires_at:
-                known.unchanged_s += passed_s
-                self._watched[probe.worker_id] = known
+            if known is None or known.expires_at != probe.lease_expires_at:
+                known = _Watched(probe, self._times.lease_s)
             else:
-                length_s = self._times.lease_s if known is None else known.length_s
-                self._watched[probe.worker_id] = _Watched(probe, length_s)
+                known.unchanged_s += passed_s
+            self._watched[probe.worker_id] = known
 
     def _has_lapsed(self, probe: Probe) -> bool:
         """It ran out, and was watched for its whole length without a renewal."""

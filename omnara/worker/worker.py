@@ -288,10 +288,9 @@ class Worker:
         probes.hit("reconciled", held=len(held), runs=len(before))
 
     def _loop_ran(self, lag_s: float) -> None:
-        """Show that the loop runs, and stop the effects of an identity that stays away."""
+        """Tell how late the loop runs, and stop the effects of an identity that stays away."""
         self.deps.metrics.loop_lag_s.observe(lag_s)
         self._claimer.loop_lag_s = lag_s
-        self._identity.main_alive = monotonic()
         away_s = monotonic() - self._identity.last_renewal
         if not self._attached.is_set() and away_s > self.deps.settings.worker_lease_s * 2 / 3:
             for run, task in self._runs:

@@ -4,15 +4,15 @@ insert into workers (id, lock_key, roles, version, lease_expires_at)
 values ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5));
 
 -- name: renew_lease
--- Extend the lease of a live worker; no row means that somebody declared it dead. Index: workers_pkey.
-update workers set lease_expires_at = greatest(lease_expires_at, clock_timestamp() + make_interval(secs => $2))
+-- Extend the lease of a live worker; no row means that somebody declared it dead. Its end changes each time, also when the
+-- clock was set back: that is what others watch. Index: workers_pkey.
+update workers set lease_expires_at = clock_timestamp() + make_interval(secs => $2)
 where id = $1 and state = 'live' returning id;
 
 -- name: reattach_worker
 -- Take the identity up again after a lost session; no row means declared dead. Index: workers_pkey.
 update workers
-set attached_at = clock_timestamp(),
-    lease_expires_at = greatest(lease_expires_at, clock_timestamp() + make_interval(secs => $2))
+set attached_at = clock_timestamp(), lease_expires_at = clock_timestamp() + make_interval(secs => $2)
 where id = $1 and state = 'live' returning id;
 
 -- name: stop_worker
@@ -31,11 +31,16 @@ from workers where state = 'live';
 -- First of two statements: mark workers dead. The key is held exclusively while the row changes, so that a worker that
 -- re-attaches at this moment and this statement cannot both win. Those whose lease ran out ($2, and its end as it was
 -- seen, $3) may still hold their lock: they have `lapsed`, which is a lost lease and does not count as a death for their
--- agents. A renewal under way is waited for, and counts. Index: workers_pkey.
-with lapsed as (select * from unnest($2::uuid[], $3::timestamptz[]) as l (id, lease_expires_at))
+-- agents. Locked rows, by a renewal under way for instance, are left for the next look. Index: workers_pkey.
+with lapsed as (select * from unnest($2::uuid[], $3::timestamptz[]) as l (id, lease_expires_at)),
+judged as materialized (
+  select id from workers where id = any($1::uuid[] || $2::uuid[]) and state = 'live'
+  order by id for no key update skip locked
+)
 update workers w
 set state = case when pg_try_advisory_xact_lock(lock_key) then 'dead' else 'lapsed' end, ended_at = clock_timestamp()
-where w.id = any($1::uuid[] || $2::uuid[]) and w.state = 'live'
+from judged j
+where w.id = j.id and w.state = 'live'
   and ((w.id = any($1::uuid[]) and pg_try_advisory_xact_lock(lock_key))
        or exists (select from lapsed l where l.id = w.id and l.lease_expires_at = w.lease_expires_at
                                          and w.lease_expires_at < clock_timestamp()))
@@ -46,6 +51,10 @@ returning w.id;
 -- start; then its counters begin anew, and tell. Within a grace after it nobody is declared dead.
 select at, extract(epoch from clock_timestamp() - at)::float8 as age_s
 from greatest(pg_postmaster_start_time(), (select stats_reset from pg_stat_bgwriter)) as at;
+
+-- name: postmaster_start
+-- The same for a role that may not read the counters.
+select pg_postmaster_start_time() as at, extract(epoch from clock_timestamp() - pg_postmaster_start_time())::float8 as age_s;
 
 -- name: note_timeline
 -- Keep the timeline of this database and since when it is known to be another one than before: a promotion. The first one

@@ -1,10 +1,11 @@
-"""The identity's second lock: a process that was declared dead holds its new key on both direct connections."""
+"""The identity of a process: held on both direct connections, and kept for as long as the main loop runs."""
 
 from __future__ import annotations
 
 from uuid import UUID
 
 import asyncpg
+import pytest
 
 from omnara.app.hints import HintService
 from omnara.app.identity import IdentityService
@@ -58,5 +59,56 @@ async def test_a_new_identity_is_held_on_both_connections(database: str) -> None
     finally:
         await hints.stop()
         await session.close()
+        await service.stop()
+        await sql.close()
+
+
+async def test_a_process_without_a_worker_keeps_its_identity(database: str) -> None:
+    """With the role maintenance alone, for instance, which drives machines."""
+    times = IdentityTimes(lease_s=0.4, renew_s=0.05, probe_s=0.02, grace_s=0.0)
+    identity = Identity(ConnectSettings(dsn=database), times, ["maintenance"])
+    service = IdentityService(identity)
+    await service.start()
+    try:
+        first = identity.last_renewal
+        await until(lambda: identity.last_renewal > first + 1.2, "it renews for three leases")
+    finally:
+        await service.stop()
+
+
+async def test_a_main_loop_that_hangs_is_not_attached_again(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that is lost again and again would keep it alive for ever."""
+    identity = Identity(ConnectSettings(dsn=database), TIMES, ["worker"])
+    service = IdentityService(identity)
+    sql = await asyncpg.connect(database)
+    asked, runs = 0, True
+
+    def main_runs() -> bool:
+        nonlocal asked
+        asked += 1
+        return runs
+
+    async def attachments() -> int:
+        query = "select count(*) from pg_stat_activity where application_name = 'omnara:session' and datname = $1"
+        return int(await sql.fetchval(query, await sql.fetchval("select current_database()")))
+
+    await service.start()
+    monkeypatch.setattr(identity, "_main_runs", main_runs)
+    try:
+        runs = False
+        await sql.execute(
+            """select pg_terminate_backend(pid) from pg_stat_activity
+               where application_name = 'omnara:session' and datname = current_database()"""
+        )
+        looked = asked
+        await until(lambda: asked >= looked + 5, "it asks whether anybody is there")
+        assert await attachments() == 0
+        runs = True
+
+        async def back() -> bool:
+            return await attachments() == 1
+
+        await until(back, "it is attached again")
+    finally:
         await service.stop()
         await sql.close()

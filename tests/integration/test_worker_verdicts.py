@@ -5,10 +5,12 @@ The database's own clock runs on; what is expired, gone or unseen there is writt
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from uuid import UUID
 
+import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -23,6 +25,7 @@ LEASE_S = 30.0
 GRACE_S = 0.0
 """None after a start of Postgres and after a regained session, so that the other rules are seen alone."""
 LATE = "update workers set lease_expires_at = clock_timestamp() - interval '1 second' where id = any($1)"
+AHEAD = "update workers set lease_expires_at = lease_expires_at + interval '1 hour' where id = $1"
 BEFORE = "update workers set attached_at = $2::timestamptz - interval '1 second' where id = $1"
 
 
@@ -86,6 +89,11 @@ async def watch(
     return dead
 
 
+async def run_out(made: Verdicts, connection: Connection, worker: UUID) -> None:
+    """Let a lease that is watched run out, as by time: the clock of the database is not the test's."""
+    made._watched[worker].expires_at = await connection.fetchval(f"{LATE} returning lease_expires_at", [worker])
+
+
 async def state_of(connection: Connection, worker: UUID) -> str:
     return str(await connection.fetchval("select state from workers where id = $1", worker))
 
@@ -108,9 +116,7 @@ async def test_who_was_watched_while_it_lasted_is_judged_as_it_runs_out(
     own, late = await registered(judge), await registered(other)
     made = attached()
     assert await watch(made, clock, judge, own, 2 * LEASE_S) == [], "the database says that it has not run out"
-    # The end of its lease stays as it was seen; the test moves it by what the clock of the database cannot be moved.
-    seen = await judge.fetchval(f"{LATE} returning lease_expires_at", [late])
-    made._watched[late].expires_at = seen
+    await run_out(made, judge, late)
     assert await watch(made, clock, judge, own, 2) == [late]
 
 
@@ -158,14 +164,14 @@ async def test_a_jump_of_the_databases_clock_is_nobodys_death(
 async def test_a_longer_lease_than_the_own_is_watched_for_longer(
     judge: Connection, other: Connection, clock: Clock
 ) -> None:
-    """Settings that are being changed: the judge has seen how much the other had left."""
+    """Settings that are being changed: the judge has seen how much the last renewal left."""
     own, late = await registered(judge), await registered(other)
     made = attached()
     await db.renew_lease(other, late, 3 * LEASE_S)
-    await watch(made, clock, judge, own, 4)
-    await judge.execute(LATE, [late])
+    assert await made.look(judge, own) == (True, [])
+    await run_out(made, judge, late)
     assert await watch(made, clock, judge, own, 3 * LEASE_S - 2) == []
-    assert await watch(made, clock, judge, own, 6) == [late]
+    assert await watch(made, clock, judge, own, 2) == [late]
 
 
 async def test_a_lease_renewed_after_it_was_seen_is_let_be(judge: Connection, other: Connection) -> None:
@@ -177,6 +183,43 @@ async def test_a_lease_renewed_after_it_was_seen_is_let_be(judge: Connection, ot
     assert await db.declare_dead(judge, [], [(late, seen)]) == []
     seen = await judge.fetchval("select lease_expires_at from workers where id = $1", late)
     assert await db.declare_dead(judge, [], [(late, seen)]) == [late]
+
+
+async def test_a_renewal_moves_the_end_of_a_lease_also_after_the_clock_was_set_back(other: Connection) -> None:
+    """An end that stays where it is looks like a worker that hangs."""
+    worker = await registered(other)
+    await other.execute(AHEAD, worker)
+    left = "select extract(epoch from lease_expires_at - clock_timestamp()) from workers where id = $1"
+    assert await db.renew_lease(other, worker, LEASE_S)
+    assert await other.fetchval(left, worker) <= LEASE_S
+    await other.execute(AHEAD, worker)
+    assert await db.reattach_worker(other, worker, LEASE_S)
+    assert await other.fetchval(left, worker) <= LEASE_S
+
+
+async def test_a_row_that_is_locked_holds_up_no_verdict(judge: Connection, other: Connection) -> None:
+    held, gone = await registered(judge, holds=False), await registered(judge, holds=False)
+    async with other.transaction():
+        await other.execute("select 1 from workers where id = $1 for share", held)
+        async with asyncio.timeout(20):
+            assert await db.declare_dead(judge, [held, gone], []) == [gone]
+    assert await db.declare_dead(judge, [held, gone], []) == [held]
+
+
+async def test_a_role_that_may_not_read_the_counters_learns_the_start_of_postgres(judge: Connection) -> None:
+    role = f"omnara_test_{new_uuid().hex}"
+    await judge.execute(f"create role {role}")
+    await judge.execute("revoke select on pg_stat_bgwriter from public")  # of this test's own database
+    try:
+        await judge.execute(f"set role {role}")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await judge.fetchval("select stats_reset from pg_stat_bgwriter")
+        found = await db.server_start(judge)
+    finally:
+        await judge.execute("reset role")
+        await judge.execute(f"drop role {role}")
+    assert found.at == await judge.fetchval("select pg_postmaster_start_time()")
+    assert found.age_s > 0
 
 
 async def test_a_lost_lock_is_a_death_at_once_also_after_a_standstill(judge: Connection, clock: Clock) -> None:
