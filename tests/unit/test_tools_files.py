@@ -165,7 +165,7 @@ async def test_lines_across_pieces_and_long_lines_are_searched() -> None:
 async def test_no_pattern_takes_long(pattern: str) -> None:
     started = monotonic()
     await run(Memory(b"a" * 2_000_000), "search_files", pattern=pattern)
-    assert monotonic() - started < 15
+    assert monotonic() - started < 30
 
 
 @pytest.mark.parametrize("content", [b"a" * 2_000_000, b"a\n" * 1_000_000])
