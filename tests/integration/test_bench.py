@@ -301,7 +301,7 @@ async def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     async def gone() -> bool:
         return not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
-    assert await poll_until(gone, within_s=10.0)
+    assert await poll_until(gone, within_s=20.0)
 
 
 async def test_a_server_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
