@@ -142,6 +142,7 @@ async def test_full_disk(
         await load.goes_on(within_s=RECOVERY_S)
         before = [len(lines(replica)) for replica in replicas]
         watcher = await asyncpg.connect(server.dsn)  # there may be no room for what a new session writes
+        await until(lambda: all_work(load, replicas), "both have something to save")
         disk.fill()
         await until(lambda: all(refusals(replica) for replica in replicas), "saves are refused", limit_s=60)
         await until_refused(cluster, replicas)
@@ -166,6 +167,12 @@ async def test_full_disk(
         assert [replica.worker_id for replica in replicas] == identities
         await cluster.verify()
         await cluster.end(*replicas)
+
+
+async def all_work(load: Load, replicas: list[ServerProcess]) -> bool:
+    """Whether each of these processes runs an agent of the load: after a standstill one may have them all."""
+    running = {(await agent.hot())["worker_id"] for agent in load.agents}
+    return {replica.worker_id for replica in replicas} <= running
 
 
 def refusals(replica: ServerProcess) -> list[str]:
