@@ -162,7 +162,8 @@ class Settings(MachineSettings, frozen=True, kw_only=True):
         float, Spec("OMNARA_WORKER_RENEW", "Time between two renewals; at most a third of the lease", 0.05, 600)
     ] = 5.0
     worker_probe_s: Annotated[
-        float, Spec("OMNARA_WORKER_PROBE", "Time between two looks for dead workers", 0.01, 60)
+        float,
+        Spec("OMNARA_WORKER_PROBE", "Time between two looks for dead workers; at most a tenth of the lease", 0.01, 60),
     ] = 0.1
     death_grace_s: Annotated[
         float, Spec("OMNARA_DEATH_GRACE", "After a Postgres start nobody is declared dead for so long", 0, 600)

@@ -116,6 +116,11 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             f"OMNARA_WORKER_RENEW ({settings.worker_renew_s:g} s) must be at most a third of "
             f"OMNARA_WORKER_LEASE ({settings.worker_lease_s:g} s), or one late renewal looks like a death"
         )
+    if settings.worker_probe_s * 10 > settings.worker_lease_s:
+        yield (
+            f"OMNARA_WORKER_PROBE ({settings.worker_probe_s:g} s) must be at most a tenth of "
+            f"OMNARA_WORKER_LEASE ({settings.worker_lease_s:g} s), or a lease that ran out is noticed late"
+        )
     if settings.model_retry_base_s > settings.model_retry_cap_s:
         yield "OMNARA_MODEL_RETRY_BASE must not be above OMNARA_MODEL_RETRY_CAP"
     if settings.database_direct_url and not settings.database_url:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
 from uuid import UUID
 
 import asyncpg
@@ -20,15 +21,23 @@ _SQL = Queries("workers")
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What one look says about a worker. `gone`: all its connections ended; `expired`: its lease ran out.
+    """What one look says about a live worker. `gone`: all its connections ended; the one that asks is never `gone`.
 
-    `seen`: it attached itself or renewed since this Postgres was started. The own row is never `gone`.
+    `left_s` is what is left of its lease, on the database's clock: below zero it has run out.
     """
 
     worker_id: UUID
     gone: bool
-    expired: bool
-    seen: bool
+    left_s: float
+    lease_expires_at: datetime
+    attached_at: datetime
+
+
+class ServerStart(msgspec.Struct, frozen=True):
+    """When Postgres started, or last lost all its connections by a crash of one; `age_s` is since then, in seconds."""
+
+    at: datetime
+    age_s: float
 
 
 async def register_worker(
@@ -53,28 +62,30 @@ async def stop_worker(connection: Connection, worker_id: UUID) -> None:
     await connection.execute(_SQL["stop_worker"], worker_id)
 
 
-async def probe_workers(connection: Connection, own_id: UUID, lease_s: float) -> list[Probe]:
-    """Look at every live worker in one statement that never waits (about 0.11 ms, coordination §1.3).
-
-    `lease_s` is how long a lease is: when one was last renewed is told by when it runs out.
-    """
-    rows = await connection.fetch(_SQL["probe_workers"], own_id, lease_s)
+async def probe_workers(connection: Connection, own_id: UUID) -> list[Probe]:
+    """Look at every live worker in one statement that never waits (about 0.11 ms, coordination §1.3)."""
+    rows = await connection.fetch(_SQL["probe_workers"], own_id)
     return [Probe(*row) for row in rows]
 
 
-async def declare_dead(connection: Connection, gone: Sequence[UUID], expired: Sequence[UUID]) -> list[UUID]:
+async def declare_dead(
+    connection: Connection, gone: Sequence[UUID], lapsed: Sequence[tuple[UUID, datetime]]
+) -> list[UUID]:
     """Mark workers dead, judging again inside the statement; returns those that this call declared. Commits by itself.
 
+    `lapsed` are workers with the ends of their leases as they were seen: one that was renewed since is let be.
     Their claims are released by another statement, in a later snapshot (coordination §3.1).
     """
-    rows = await connection.fetch(_SQL["declare_dead"], list({*gone, *expired}), list(expired))
+    workers, ends = [worker for worker, _ in lapsed], [end for _, end in lapsed]
+    rows = await connection.fetch(_SQL["declare_dead"], list(gone), workers, ends)
     return [row[0] for row in rows]
 
 
-async def postmaster_age(connection: Connection) -> float:
-    """Seconds since this Postgres started, on its own clock."""
-    age: float = await connection.fetchval(_SQL["postmaster_age"])
-    return age
+async def server_start(connection: Connection) -> ServerStart:
+    """When this Postgres started, or restarted itself after a crash, on its own clock."""
+    row = await connection.fetchrow(_SQL["server_start"])
+    assert row is not None, "there is one server"
+    return ServerStart(*row)
 
 
 async def promotion_age(connection: Connection) -> float:

@@ -161,9 +161,9 @@ class Identity:
             await release_all(connection)  # the dead identity's key
             await self._register(connection)
         else:
-            self.verdicts.attached(again=True)
             worker_id = self.worker_id
             self._each(lambda listener: listener.attached(worker_id, is_new=False))
+        self.verdicts.attached(again=registered)
         self.last_renewal = started
         return True
 
@@ -179,7 +179,6 @@ class Identity:
             version=__version__,
             lease_s=self._times.lease_s,
         )
-        self.verdicts.attached(again=False)
         worker_id = self.worker_id
         log.info("worker_registered", worker_id=str(worker_id))
         self._each(lambda listener: listener.attached(worker_id, is_new=True))
@@ -192,16 +191,20 @@ class Identity:
         while not self._stop.is_set():
             if connection.is_closed():
                 raise ConnectionError("the session ended")
-            if not await self._look_around(connection):
-                return  # declared dead: `_attach` finds no row and makes a new identity
+            live = await self._look_around(connection)
+            if self._main_runs():
+                if not live:
+                    return  # declared dead: `_attach` finds no row and makes a new identity
+                if monotonic() >= next_renewal:
+                    await self._renew(connection)
+                    next_renewal = monotonic() + jittered(self._times.renew_s)
             await self._pause(jittered(self._times.probe_s))
-            if monotonic() >= next_renewal and self._main_runs():
-                started = monotonic()
-                if not await db.renew_lease(connection, self.worker_id, self._times.lease_s):
-                    return
-                self.verdicts.heard()
-                self.last_renewal = started
-                next_renewal = monotonic() + jittered(self._times.renew_s)
+
+    async def _renew(self, connection: Connection) -> None:
+        """Renew the lease; the next look finds out when there was none left to renew."""
+        started = monotonic()
+        if await db.renew_lease(connection, self.worker_id, self._times.lease_s):
+            self.last_renewal = started
 
     def _main_runs(self) -> bool:
         return monotonic() - self.main_alive < 2 * self._times.lease_s

@@ -1,12 +1,14 @@
 """What a look at the other workers is worth: whose death it shows, and when it shows nothing.
 
-A lock that can be taken and a lease that ran out are evidence only while the database has been there for everybody.
-After a start, a promotion or a silence of it, workers that live have not had the time to show it.
+A lock that can be taken and a lease that ran out are evidence only while the database was there for everybody. After a
+start, a promotion or a standstill of it, workers that live have not had the time to show it.
 Source: DESIGN §3 "Who is alive"; coordination §1.2, §5 (rules 1 to 4); field-reports B08.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -17,11 +19,11 @@ from omnara.db import workers as db
 from omnara.db.connection import Connection
 from omnara.db.workers import Probe
 
-SILENT_LEASE_SHARE: Final = 0.1
-"""Part of the lease for which the database may say nothing before it counts as a silence.
+GAP_SHARE: Final = 0.1
+"""The time between two looks counts for at most this part of a lease, however long it was.
 
-A lease is renewed every third of it or sooner, give or take a fifth: so one runs out for want of answers only in a
-silence of three fifths of a lease, of which the judge's own renewal, if it is the last to be held up, sees one fifth.
+Whoever lives renews at least every 0.4 of a lease (a third, give or take a fifth) while the database answers, so a
+standstill never makes a whole lease of watched time; and slow answers postpone a verdict tenfold, not for ever.
 """
 
 
@@ -34,54 +36,80 @@ class IdentityTimes(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float
 
 
+class _Watched:
+    """A lease as it was seen last, and for how long it has been seen like that."""
+
+    __slots__ = ("expires_at", "length_s", "unchanged_s")
+
+    def __init__(self, probe: Probe, length_s: float) -> None:
+        self.expires_at = probe.lease_expires_at
+        self.unchanged_s = 0.0
+        self.length_s = max(length_s, probe.left_s)
+
+
 class Verdicts:
-    """Judges the others for one worker. For the thread of its identity; every time is of this process's clock."""
+    """Judges the others for one worker. For the thread of its identity, with one look at a time.
+
+    Every time is of this process's clock; only the database says that a lease has run out.
+    """
 
     def __init__(self, times: IdentityTimes) -> None:
         self._times = times
-        self._attached = self._answered = monotonic()
-        self._leases_from = self._attached + times.lease_s
+        self._attached = self._looked = monotonic()
+        self._watched: dict[UUID, _Watched] = {}
         self.regained = float("-inf")
-        """When this worker's own session was last taken up again after a loss."""
+        """When this process's session was last taken up again after a loss."""
 
     def attached(self, *, again: bool) -> None:
-        """The session begins, for the first time or `again`: nobody's lease is judged before one whole lease."""
-        self._attached = self._answered = monotonic()
-        self._leases_from = self._attached + self._times.lease_s
+        """A session begins; `again`: this process has lost one before."""
+        self._attached = self._looked = monotonic()
         if again:
             self.regained = self._attached
-
-    def heard(self) -> None:
-        """The database has answered. If it was silent before, the others had no answers either."""
-        now = monotonic()
-        if now - self._answered > self._times.lease_s * SILENT_LEASE_SHARE + 2 * self._times.probe_s:
-            self._leases_from = now + self._times.lease_s
-        self._answered = now
 
     async def look(self, connection: Connection, own_id: UUID) -> tuple[bool, list[UUID]]:
         """Probe all live workers once: whether the own row is live, and whom this look has declared dead.
 
-        Two statements, each a transaction of its own. Raises what the connection raises.
+        A few statements, each a transaction of its own. Raises what the connection raises.
         """
-        probes = await db.probe_workers(connection, own_id, self._times.lease_s)
-        self.heard()
-        own = [probe for probe in probes if probe.worker_id == own_id]
-        if not own:
+        probes = await db.probe_workers(connection, own_id)
+        others = [probe for probe in probes if probe.worker_id != own_id]
+        self._watch(others)
+        if len(others) == len(probes):
             return False, []
-        if own[0].expired:  # as far as the database's clock goes, this worker has been away itself
-            self._leases_from = monotonic() + self._times.lease_s
-        expired = [probe.worker_id for probe in probes if probe.expired and monotonic() >= self._leases_from]
-        gone = [probe.worker_id for probe in probes if probe.gone and self._is_missed(probe)]
-        if not (gone or expired) or await self._is_too_early(connection):
+        lapsed = [probe for probe in others if self._has_lapsed(probe)]
+        gone = [probe for probe in others if probe.gone]
+        if not (gone or lapsed) or monotonic() - self.regained < self._times.grace_s:
             return True, []
-        return True, await db.declare_dead(connection, gone, expired)
+        start = await db.server_start(connection)
+        if self._is_fresh(start.age_s) or self._is_fresh(await db.promotion_age(connection)):
+            return True, []
+        missed = [probe.worker_id for probe in gone if self._is_missed(probe, start.at)]
+        leases = [(probe.worker_id, probe.lease_expires_at) for probe in lapsed]
+        return True, await db.declare_dead(connection, missed, leases)
 
-    def _is_missed(self, probe: Probe) -> bool:
-        """Without a sign of life since Postgres started it may be on its way back, however long that start took."""
-        return probe.seen or monotonic() - self._attached >= self._times.grace_s
+    def _watch(self, others: Sequence[Probe]) -> None:
+        now = monotonic()
+        passed_s = min(now - self._looked, self._times.lease_s * GAP_SHARE)
+        self._looked = now
+        before, self._watched = self._watched, {}
+        for probe in others:
+            known = before.get(probe.worker_id)
+            if known is not None and known.expires_at == probe.lease_expires_at:
+                known.unchanged_s += passed_s
+                self._watched[probe.worker_id] = known
+            else:
+                length_s = self._times.lease_s if known is None else known.length_s
+                self._watched[probe.worker_id] = _Watched(probe, length_s)
 
-    async def _is_too_early(self, connection: Connection) -> bool:
-        grace_s = self._times.grace_s
-        if monotonic() - self.regained < grace_s:
-            return True
-        return await db.postmaster_age(connection) < grace_s or await db.promotion_age(connection) < grace_s
+    def _has_lapsed(self, probe: Probe) -> bool:
+        """It ran out, and was watched for its whole length without a renewal."""
+        watched = self._watched[probe.worker_id]
+        return probe.left_s < 0 and watched.unchanged_s >= watched.length_s
+
+    def _is_fresh(self, age_s: float) -> bool:
+        """Of a start or a promotion; a negative age is of a clock that was set back since."""
+        return 0 <= age_s < self._times.grace_s
+
+    def _is_missed(self, probe: Probe, start: datetime) -> bool:
+        """Not attached since Postgres started it may be on its way back, however long that start took."""
+        return probe.attached_at >= start or monotonic() - self._attached >= self._times.grace_s

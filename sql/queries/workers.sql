@@ -21,26 +21,31 @@ update workers set state = 'stopped', ended_at = clock_timestamp() where id = $1
 
 -- name: probe_workers
 -- All live workers, $1 (the one that asks) among them. Of the others: have they lost every connection, so that their lock
--- can be taken? The locks are released with the statement's transaction. Of all: has the lease run out, and was it renewed
--- since this Postgres started, a lease being $2 seconds? Never waits. Index: workers_live.
+-- can be taken? The locks are released with the statement's transaction. Of all: what is left of the lease. Never waits.
+-- Index: workers_live.
 select id, case when id <> $1 then pg_try_advisory_xact_lock(lock_key) else false end as gone,
-       lease_expires_at < clock_timestamp() as expired,
-       lease_expires_at - make_interval(secs => $2) >= pg_postmaster_start_time() as seen
+       extract(epoch from lease_expires_at - clock_timestamp())::float8 as left_s, lease_expires_at, attached_at
 from workers where state = 'live';
 
 -- name: declare_dead
 -- First of two statements: mark workers dead. The key is held exclusively while the row changes, so that a worker that
--- re-attaches at this moment and this statement cannot both win. Expired ones ($2) may still hold their lock: they have
--- `lapsed`, which is a lost lease and does not count as a death for their agents. Index: workers_pkey.
-update workers
+-- re-attaches at this moment and this statement cannot both win. Those whose lease ran out ($2, and its end as it was
+-- seen, $3) may still hold their lock: they have `lapsed`, which is a lost lease and does not count as a death for their
+-- agents. A renewal under way is waited for, and counts. Index: workers_pkey.
+with lapsed as (select * from unnest($2::uuid[], $3::timestamptz[]) as l (id, lease_expires_at))
+update workers w
 set state = case when pg_try_advisory_xact_lock(lock_key) then 'dead' else 'lapsed' end, ended_at = clock_timestamp()
-where id = any($1::uuid[]) and state = 'live'
-  and (pg_try_advisory_xact_lock(lock_key) or (id = any($2::uuid[]) and lease_expires_at < clock_timestamp()))
-returning id;
+where w.id = any($1::uuid[] || $2::uuid[]) and w.state = 'live'
+  and ((w.id = any($1::uuid[]) and pg_try_advisory_xact_lock(lock_key))
+       or exists (select from lapsed l where l.id = w.id and l.lease_expires_at = w.lease_expires_at
+                                         and w.lease_expires_at < clock_timestamp()))
+returning w.id;
 
--- name: postmaster_age
--- Seconds since this Postgres started: nobody is declared dead during the grace after a start.
-select extract(epoch from clock_timestamp() - pg_postmaster_start_time())::float8 as age_s;
+-- name: server_start
+-- When this Postgres started. After a crash of one of its processes it drops all connections and goes on under the same
+-- start; then its counters begin anew, and tell. Within a grace after it nobody is declared dead.
+select at, extract(epoch from clock_timestamp() - at)::float8 as age_s
+from greatest(pg_postmaster_start_time(), (select stats_reset from pg_stat_bgwriter)) as at;
 
 -- name: note_timeline
 -- Keep the timeline of this database and since when it is known to be another one than before: a promotion. The first one

@@ -84,6 +84,36 @@ async def test_a_standstill_longer_than_the_lease_is_nobodys_death(
         await cluster.end(*replicas)
 
 
+async def test_a_new_process_after_a_crash_of_one_backend_judges_nobody(
+    own_postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, times: Times
+) -> None:
+    """Postgres cuts everybody off and goes on under the same start; those that are not back yet live all the same."""
+    directory = tmp_path_factory.mktemp("cluster")
+    async with Cluster(own_postgres.dsn, directory, times, OMNARA_WORKER_LEASE="30s") as cluster:
+        replicas = await cluster.start(2, "api,worker,maintenance")
+        identities = [replica.worker_id for replica in replicas]
+        load = Load(cluster, "backend")
+        await load.begin([cluster.client(replica) for replica in replicas], 6)
+        await load.goes_on()
+        query = "select pid from pg_stat_activity where application_name = 'omnara:saver' limit 1"
+        victim = int(await cluster.sql.fetchval(query))
+        for replica in replicas:
+            replica.signal(signal.SIGSTOP)
+        os.kill(victim, signal.SIGKILL)
+        try:
+            (new,) = await cluster.start(1, "worker,maintenance")
+        finally:
+            for replica in replicas:
+                replica.signal(signal.SIGCONT)
+        await load.goes_on(within_s=RECOVERY_S)
+        await load.end()
+        await load.check(undisturbed=True)
+        assert {await cluster.worker_state(worker) for worker in identities} == {"live"}
+        assert not new.log_lines("workers_declared_dead")
+        await cluster.verify()
+        await cluster.end(*replicas, new)
+
+
 @contextlib.asynccontextmanager
 async def standstill(server: EmbeddedPostgres) -> AsyncIterator[None]:
     """No process of the server runs meanwhile; it takes connections and answers nothing."""

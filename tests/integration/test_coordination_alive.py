@@ -17,9 +17,11 @@ import asyncpg
 import pytest
 
 from omnara import probes
+from omnara.db import workers as workers_db
 from omnara.db.connection import ConnectSettings, ConnKind, connect
 from omnara.db.locks import worker_key
 from omnara.db.sched import ALWAYS, claim_agents
+from omnara.db.workers import ServerStart
 from omnara.domain.content import TextBlock
 from omnara.engine.recovery import release_orphans
 from omnara.maintenance.upkeep import Upkeep
@@ -170,17 +172,15 @@ async def test_nobody_is_declared_dead_just_after_a_start_of_postgres(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's age is inside the grace: a worker whose locks are gone stays live until the grace is over."""
-    from omnara.worker import identity as identity_module
-
     young = True
     asked = 0
 
-    async def age(_connection: object) -> float:
+    async def start(_connection: object) -> ServerStart:
         nonlocal asked
         asked += 1
-        return 0.01 if young else 1000.0
+        return ServerStart(EPOCH, 0.01 if young else 1000.0)
 
-    monkeypatch.setattr(identity_module.db, "postmaster_age", age)
+    monkeypatch.setattr(workers_db, "server_start", start)
     talker = Talker()
     async with engine_on(database, talker) as engine:
         [agent] = await engine.add_agents()
@@ -292,6 +292,36 @@ async def test_a_declared_death_is_noticed_at_the_next_look_and_not_at_the_next_
         old = replica.identity.worker_id
         await engine.sql.execute(DEAD, old)
         await until(lambda: replica.identity.worker_id != old, "a new identity")
+
+
+async def test_a_main_loop_that_hangs_makes_no_new_identity(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could do nothing with one, and would lose it again after each lease."""
+    async with engine_on(database, lambda _: say("hello")) as engine:
+        [replica] = await engine.start()
+        old, runs, asked = replica.identity.worker_id, False, 0
+
+        def main_runs() -> bool:
+            nonlocal asked
+            asked += 1
+            return runs
+
+        monkeypatch.setattr(replica.identity, "_main_runs", main_runs)
+        await engine.sql.execute(DEAD, old)
+        looked = asked
+        await until(lambda: asked >= looked + 5, "it looks around five times")
+        assert replica.identity.worker_id == old
+        runs = True
+        await until(lambda: replica.identity.worker_id != old, "a new identity")
+
+
+async def test_a_new_identity_of_a_process_that_lost_its_session_judges_nobody_for_the_grace(database: str) -> None:
+    async with engine_on(database, lambda _: say("hello")) as engine:
+        [replica] = await engine.start(death_grace_s=600.0)
+        old = replica.identity.worker_id
+        assert replica.identity.verdicts.regained == float("-inf")
+        await engine.sql.execute(DEAD, old)
+        await until(lambda: replica.identity.verdicts.regained > 0, "it begins again")
+        assert replica.identity.worker_id != old
 
 
 async def test_a_key_that_stays_taken_is_tried_again_with_another_session(database: str) -> None:

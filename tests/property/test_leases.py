@@ -110,12 +110,12 @@ class World:
 
     async def _judge(self, life: Life) -> None:
         session: Any = life.session
-        probes = await db.probe_workers(session, life.id, 60)
-        found = [probe for probe in probes if probe.worker_id != life.id]
-        gone, expired = [p.worker_id for p in found if p.gone], [p.worker_id for p in found if p.expired]
+        found = [probe for probe in await db.probe_workers(session, life.id) if probe.worker_id != life.id]
+        gone = [probe.worker_id for probe in found if probe.gone]
+        lapsed = [(probe.worker_id, probe.lease_expires_at) for probe in found if probe.left_s < 0]
         rows = await self.engine.sql.fetch("select id, lease_expires_at < now() as late from workers")
         late = {row["id"]: row["late"] for row in rows}
-        for dead in await db.declare_dead(session, gone, expired):
+        for dead in await db.declare_dead(session, gone, lapsed):
             other = next(other for other in self.lives if other.id == dead)
             assert other.session is None or late[dead], "a worker with its session and lease is not dead"
             state = await self.engine.sql.fetchval("select state from workers where id = $1", dead)

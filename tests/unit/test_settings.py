@@ -58,6 +58,7 @@ def test_texts_are_read(variable: str, text: str, field: str, value: object) -> 
         ("OMNARA_ROLES", "api,cook", "api, worker, maintenance"),
         ("OMNARA_LOG_LEVEL", "loud", "debug, info, warning, error"),
         ("OMNARA_WORKER_RENEW", "20", "third"),
+        ("OMNARA_WORKER_PROBE", "4", "tenth"),
         ("OMNARA_DATABASE_DIRECT_URL", "postgresql://x", "OMNARA_DATABASE_URL"),
         ("OMNARA_SECRET_ENCRYPTION_KEYS", "k1:secret", "OMNARA_SECRET_ENCRYPTION_ACTIVE_KEY"),
     ],
