@@ -203,12 +203,11 @@ async def test_a_new_process_declares_nobody_dead_just_after_a_promotion(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The standby has been running for long and has no locks; a worker that is not back yet is not dead."""
-    from omnara.worker import identity as identity_module
 
-    async def old(_connection: object) -> float:
-        return 3600.0
+    async def old(_connection: object) -> ServerStart:
+        return ServerStart(EPOCH, 3600.0)
 
-    monkeypatch.setattr(identity_module.db, "postmaster_age", old)
+    monkeypatch.setattr(workers_db, "server_start", old)
     talker = Talker()
     async with engine_on(database, talker) as engine:
         [agent] = await engine.add_agents()
