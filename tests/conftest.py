@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 import structlog
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from omnara.db.connection import ConnectSettings
 from tests.support.postgres import PostgresForTests, postgres_for_tests
@@ -19,6 +21,12 @@ structlog.configure(
         structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
     ]
 )
+
+# How long an example takes says nothing on a computer that stands still at times. What takes too long has its own test.
+hypothesis_settings.register_profile(
+    "patient", hypothesis_settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("patient")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

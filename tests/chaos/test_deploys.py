@@ -19,7 +19,8 @@ EVERYTHING = "api,worker,maintenance"
 async def test_work_in_progress_is_finished_or_handed_over(cluster: Cluster, client: Client) -> None:
     """What ends within the drain is saved; the rest is released, and another worker does it."""
     cluster.page.hold("slow")
-    first = await cluster.only_worker()
+    drain_s = max(6.0, cluster.times.drain_s)  # longer than a computer under load stands still
+    first = await cluster.only_worker({"WORKER_DRAIN_TIMEOUT": f"{drain_s:g}s"})
     fetch = call("web_fetch", cluster.fetch("quick"), text="{{attempt}}")
     quick = await cluster.agent(client, fetch, say("done"), gate="mid_text")
     endless = await cluster.agent(client, say("answer {{attempt}}"), gate="mid_text")
@@ -33,13 +34,13 @@ async def test_work_in_progress_is_finished_or_handed_over(cluster: Cluster, cli
     async def not_ready() -> bool:
         return await first.readyz() == 503
 
-    await until(not_ready, "it says that it takes no traffic", limit_s=2)
+    await until(not_ready, "it says that it takes no traffic", limit_s=20)
+    quick.gate.release()
+    await quick.settled()
     later = await cluster.agent(client, say("by the other"))
     await later.settled()
     assert (await later.steps())[0]["worker_id"] == second.worker_id
-    quick.gate.release()
-    await quick.settled()
-    assert await first.exited(limit_s=cluster.times.drain_s + 10) == 0
+    assert await first.exited(limit_s=drain_s + 20) == 0
     for agent in (endless, fetching):
         await agent.settled()
     assert [entry.turn for entry in quick.requests] == [0, 1]
@@ -66,12 +67,12 @@ async def test_a_second_signal_cuts_the_drain_short(cluster: Cluster) -> None:
     url, http = await stream_url(client, agent), client._http
     streams = [await http.session.get(url, headers=http.headers) for _ in range(20)]
     whole.signal(signal.SIGTERM)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         await asyncio.gather(*(stream.read() for stream in streams))
     assert whole.alive, "the step still has its time"
     assert (await client.status(agent.id)).status == "running", "other routes still answer"
     whole.signal(signal.SIGTERM)
-    assert await whole.exited(limit_s=5) == 0
+    assert await whole.exited() == 0
     agent.gate.release()
     worker = await cluster.only_worker()
     await agent.settled()
@@ -87,7 +88,7 @@ async def stream_url(client: Client, agent: Handle) -> str:
 
 async def test_rolling_restart_under_load(cluster: Cluster) -> None:
     """Three replicas replaced one after the other: not one step repeated, not one event missed by those who follow."""
-    patient = {"WORKER_DRAIN_TIMEOUT": "20s"}  # time enough on any machine: nothing may be released
+    patient = {"WORKER_DRAIN_TIMEOUT": "35s"}  # time enough on any machine: nothing may be released
     replicas = await cluster.start(3, EVERYTHING, patient)
     clients = [cluster.client(replica) for replica in replicas]
     load = Load(cluster, "rolling")

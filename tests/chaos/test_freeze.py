@@ -14,14 +14,15 @@ from tests.support.waiting import until
 async def test_late_worker_saves_nothing(cluster: Cluster, client: Client) -> None:
     """Stopped in a model call, in a fetch and in a save; another worker goes on; the late one gives up all three."""
     cluster.page.hold("frozen")
-    frozen = await cluster.only_worker()
+    lease = cluster.times.short_lease
+    frozen = await cluster.only_worker(lease)
     asking = await cluster.agent(client, say("answer {{attempt}}"), gate="mid_text")
     fetching = await cluster.agent(client, call("web_fetch", cluster.fetch("frozen")), say("went on"))
     saving = await cluster.agent(client, say("answer {{attempt}}"), gate="mid_text")
     for agent in (asking, saving):
         await agent.gate.reached(30)
     await cluster.page.visited("frozen")
-    (second,) = await cluster.start()
+    (second,) = await cluster.start(settings=lease)
     async with saving.locked():
         saving.gate.release()
         await frozen.probes.wait("saving", agent_id=saving.uuid)
@@ -32,7 +33,7 @@ async def test_late_worker_saves_nothing(cluster: Cluster, client: Client) -> No
         async def taken() -> bool:
             return old not in [(await agent.hot())["worker_id"] for agent in agents]
 
-        waited_s = await until(taken, "the claims are released", limit_s=cluster.times.lease_s + 15)
+        waited_s = await until(taken, "the claims are released", limit_s=cluster.times.lease_s + 30)
         assert waited_s > cluster.times.lease_s / 2, "not before the lease ran out"
         assert await cluster.worker_state(old) == "lapsed", "which is not a death"
         for agent in agents:
@@ -44,7 +45,7 @@ async def test_late_worker_saves_nothing(cluster: Cluster, client: Client) -> No
     finally:
         frozen.signal(signal.SIGCONT)
     await until(lambda: len(frozen.log_lines("worker_registered")) == 2, "it starts again as another", limit_s=30)
-    await until(lambda: bool(frozen.log_lines("declared_dead")), "it has heard that it was given up", limit_s=10)
+    await until(lambda: bool(frozen.log_lines("declared_dead")), "it has heard that it was given up", limit_s=20)
     await frozen.probes.wait("reconciled", after=len(frozen.probes.points), held=0, runs=0)
     for agent in agents:
         assert [event.id for event in await agent.events()] == logs[agent]

@@ -129,7 +129,7 @@ async def test_the_worker_that_started_commands_is_killed(floor: Floor) -> None:
 async def test_a_short_cut_is_invisible(floor: Floor, line: object) -> None:
     """The command ends during the cut, and its waiting call hears of that as if nothing had been."""
     machine = await floor.machine()
-    await floor.cluster.only_worker()
+    await floor.cluster.only_worker({} if floor.times is REAL else PATIENT)
     loop = asyncio.get_running_loop()
     async with (
         line(floor.cluster.front) as cable,  # type: ignore[operator]

@@ -68,7 +68,7 @@ async def test_a_standstill_longer_than_the_lease_is_nobodys_death(
 ) -> None:
     """Storage that hangs, or a machine that is moved: every lease runs out at once, and no connection is lost."""
     async with Cluster(own_postgres.dsn, tmp_path_factory.mktemp("cluster"), times) as cluster:
-        replicas = await cluster.start(3, "api,worker,maintenance")
+        replicas = await cluster.start(3, "api,worker,maintenance", times.short_lease)
         identities = [replica.worker_id for replica in replicas]
         load = Load(cluster, "standstill")
         await load.begin([cluster.client(replica) for replica in replicas], 12)
@@ -139,7 +139,7 @@ async def renewed_for(cluster: Cluster, seconds: float) -> None:
     async def there() -> bool:
         return bool(await cluster.sql.fetchval(query, end, seconds))
 
-    await until(there, "all leases are renewed", limit_s=2 * seconds + 10)
+    await until(there, "all leases are renewed", limit_s=2 * seconds + 20)
 
 
 def end_postgres(server: EmbeddedPostgres, how: int) -> None:

@@ -29,7 +29,7 @@ class Stream:
         self.response = response
         self._buffer = b""
 
-    async def next(self, *, within_s: float = 10.0) -> Frame | None:
+    async def next(self, *, within_s: float = 20.0) -> Frame | None:
         """Return the next frame, comments included, or None at the end of the stream."""
         async with asyncio.timeout(within_s):
             while b"\n\n" not in self._buffer:
@@ -40,7 +40,17 @@ class Stream:
         raw, self._buffer = self._buffer.split(b"\n\n", 1)
         return parse(raw)
 
-    async def until(self, event: str, *, within_s: float = 10.0) -> list[Frame]:
+    async def told(self, count: int) -> list[Frame]:
+        """Return the next `count` frames of events, without comments and places in between."""
+        found: list[Frame] = []
+        while len(found) < count:
+            frame = await self.next()
+            assert frame is not None, f"the stream ended after {found}"
+            if frame.event:
+                found.append(frame)
+        return found
+
+    async def until(self, event: str, *, within_s: float = 20.0) -> list[Frame]:
         """Return the frames up to the first of this name; comments are left out."""
         found: list[Frame] = []
         async with asyncio.timeout(within_s):
@@ -51,7 +61,7 @@ class Stream:
                     return found
         raise AssertionError(f"the stream ended before {event}: {[frame.event for frame in found]}")
 
-    async def events(self, count: int, *, within_s: float = 10.0) -> list[int]:
+    async def events(self, count: int, *, within_s: float = 20.0) -> list[int]:
         """Return the ids of the next `count` durable events."""
         found: list[int] = []
         async with asyncio.timeout(within_s):
@@ -62,7 +72,7 @@ class Stream:
                     found.append(int(frame.id))
         return found
 
-    async def rest(self, *, within_s: float = 10.0) -> list[Frame]:
+    async def rest(self, *, within_s: float = 20.0) -> list[Frame]:
         """Return all frames until the stream ends; comments are left out."""
         found: list[Frame] = []
         async with asyncio.timeout(within_s):

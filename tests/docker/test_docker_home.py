@@ -161,7 +161,7 @@ async def test_terminate_ends_also_what_ignores_it(machine: Box) -> None:
     ended = await machine.end(record.process_id)
     assert ended.exit is not None
     assert (ended.exit.state, ended.exit.reason_code, ended.exit.exit_code) == ("killed", "terminate_requested", None)
-    assert 1.5 < time.monotonic() - began < 5
+    assert 1.5 < time.monotonic() - began < 15
     again = await machine.home.signal(record.process_id, PAC[2], 2, "terminate")
     assert (again.state, again.reason_code) == ("failed", "process_terminal")
 
@@ -185,11 +185,12 @@ async def test_the_result_comes_with_the_shells_end_not_with_the_pipes(machine: 
     assert output == "hi\n"
     assert record.exit is not None
     assert record.exit.exit_code == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     _, left = await machine.run("ps -o args 2>/dev/null | grep -c '[s]leep 600'")
     assert left.strip() in ("0", ""), "what stays in the group ends with it"
-    apart, _ = await machine.run("setsid sleep 2 & echo on")
-    assert time.monotonic() - began < 6
+    began = time.monotonic()
+    apart, _ = await machine.run("setsid sleep 40 & echo on")
+    assert time.monotonic() - began < 20
     assert apart.exit is not None
 
 
@@ -207,7 +208,7 @@ async def test_nothing_that_waited_is_left(machine: Box) -> None:
     for number, action in enumerate(PAC, 1):
         await machine.home.write(reader.process_id, action, number, b"x\n", False)
     await machine.end(reader.process_id)
-    deadline, left = time.monotonic() + 5, ""
+    deadline, left = time.monotonic() + 20, ""
     while left != "0\n" and time.monotonic() < deadline:
         _, left = await machine.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -cE 'sleep (60[12]|10) ' || true")
     assert left == "0\n"
@@ -343,12 +344,13 @@ async def test_output_of_a_name_that_is_no_place_is_not_seen(small: Box) -> None
 
 
 async def test_pipes_in_the_place_of_records_hold_up_nobody(small: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "REQUEST_S", 2.0)
     real, _ = await small.run("echo real")
     forged = f"cd /home/.omnara/{real.process_id}; rm spec exit; mkfifo spec; ln -s /dev/zero exit; echo forged"
     assert (await small.run(forged))[1] == "forged\n"
-    async with asyncio.timeout(10):
-        assert real.process_id not in {each.process_id for each in await small.home.processes()}
+    with monkeypatch.context() as patch:
+        patch.setattr(channel, "REQUEST_S", 2.0)
+        async with asyncio.timeout(20):
+            assert real.process_id not in {each.process_id for each in await small.home.processes()}
     assert (await small.run("echo on"))[1] == "on\n"
 
 

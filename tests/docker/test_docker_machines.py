@@ -63,7 +63,7 @@ async def test_a_killed_container_is_replaced_and_waiting_commands_go_to_the_new
     row = await held.until_process(running, "unknown")
     assert row["reason_code"] == "local_process_missing_after_daemon_reconnect"
     await held.until_process(waiting, "exited")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 20
     second = await held.row()
     assert (second["generation"], second["lifecycle_state"]) == (2, "active")
     assert second["resource_id"] != first["resource_id"]
@@ -131,7 +131,7 @@ async def asleep(replica: Fleet, provider: DockerProvider) -> Held:
             shown = await docker.containers.container((await held.row())["resource_id"]).show()
         return bool(shown["State"]["Status"] == "paused")
 
-    await until(paused, "the container is paused", limit_s=10)
+    await until(paused, "the container is paused", limit_s=20)
     assert (await held.row())["asleep_since"] is not None
     return held
 
@@ -152,7 +152,7 @@ async def test_a_machine_sleeps_and_a_command_wakes_it(replica: Fleet, provider:
     held = await asleep(replica, provider)
     began = time.monotonic()
     await held.run('[ "$(cat file)" = one ]')
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     machine = await held.row()
     assert (machine["asleep_since"], machine["generation"]) == (None, 1)
 
@@ -180,11 +180,11 @@ async def test_a_machine_that_falls_asleep_after_it_was_woken_is_woken_again(
     async def marked() -> bool:
         return (await held.row())["asleep_since"] is not None
 
-    await until(marked, "it is to sleep", limit_s=10)
+    await until(marked, "it is to sleep", limit_s=20)
     running = await held.queue("sleep 1; echo two >>file")
     await held.until_process(running, "running")
     woken.set()
-    await held.until_process(running, "exited", 10)
+    await held.until_process(running, "exited")
     await held.run('[ "$(cat file | tr -d "\\n")" = onetwo ]')
     assert (await held.row())["generation"] == 1
 

@@ -169,7 +169,7 @@ async def raw_request(server: ApiServer, data: bytes) -> bytes:
     try:
         writer.write(data)
         await writer.drain()
-        return await asyncio.wait_for(reader.read(65_536), 5)
+        return await asyncio.wait_for(reader.read(65_536), 20)
     finally:
         writer.close()
 

@@ -64,7 +64,7 @@ async def test_outage(postgres: PostgresForTests) -> None:
             change = {"source": "instruction: x\nmodel: {provider_config: anthropic, name: claude-sonnet-4-6}\n"}
             changed = await server.call("POST", f"{agent}/config", change | {"source_format": "yaml"})
             assert changed.status == 200, changed.text
-            assert await stream.events(1, within_s=5) == [2], "the same stream goes on"
+            assert await stream.events(1, within_s=20) == [2], "the same stream goes on"
 
 
 async def test_clients_that_leave_early_leak_no_connection(postgres: PostgresForTests) -> None:
@@ -168,7 +168,7 @@ async def test_readiness(found: Readiness | BaseException, status: int, reason: 
 async def test_readiness_gives_up_after_two_seconds() -> None:
     ops = Ops()
     ops.hold = asyncio.Event()
-    async with ops_server(ops) as (session, url), asyncio.timeout(4), session.get(f"{url}/readyz") as response:
+    async with ops_server(ops) as (session, url), asyncio.timeout(20), session.get(f"{url}/readyz") as response:
         assert response.status == 503
         assert "2 s" in (await response.json())["reason"]
 

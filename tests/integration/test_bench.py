@@ -35,6 +35,14 @@ from tests.support.postgres import PostgresForTests
 AGENTS = 6
 
 
+async def steps_of(child: Any) -> int:
+    """Steps of half a second, or of some more when all stood still meanwhile."""
+    for _ in range(10):
+        if steps := (await child.ask("run", seconds=0.5))["steps"]:
+            return int(steps)
+    return 0
+
+
 async def test_engines_count_what_postgres_holds_and_run_each_step_once(database: str, tmp_path: Path) -> None:
     ring = generate_ring()
     await seed(database, AGENTS, ring, ready=False)
@@ -48,11 +56,11 @@ async def test_engines_count_what_postgres_holds_and_run_each_step_once(database
         await make_ready(database)
         for child in children:
             await child.ask("gathered", agents=AGENTS // 2)
-        slices = await asyncio.gather(*(child.ask("run", seconds=0.5) for child in children))
+        slices = await asyncio.gather(*(steps_of(child) for child in children))
         finished = await asyncio.gather(*(child.ask("finish") for child in children))
         counted = await look(database)
     saved = sum(answer["saved"] for answer in finished)
-    assert all(answer["steps"] > 0 for answer in slices)
+    assert min(slices) > 0
     assert wrong_with("engine", counted, saved) == []
     assert double_executions(ledgers) == (saved, 0)
 
@@ -64,7 +72,7 @@ async def test_the_engine_runs_against_the_scripted_model_over_http(database: st
         spec = {"dsn": database, "embedded": False, "ring": ring.serialise(), "http": True}
         async with start_child("engine", tmp_path, **spec) as engine:
             await engine.ask("gathered", agents=AGENTS)
-            assert (await engine.ask("run", seconds=0.5))["steps"] > 0
+            assert await steps_of(engine) > 0
             await model.ask("end")
             finished = await engine.ask("finish")
         assert wrong_with("http", await look(database), finished["saved"]) == []
@@ -205,11 +213,15 @@ async def test_the_bare_loop_saves_rows_that_keep_every_invariant(database: str)
     raw = RawContestant()
     try:
         await raw.start({"dsn": database, "seeded": msgspec.to_builtins(seeded)})
-        measured = await raw.ask("run", {"seconds": 0.5})
+        measured = 0
+        for _ in range(10):  # one is enough, unless all stands still
+            measured += (await raw.ask("run", {"seconds": 0.5}))["steps"]
+            if measured > 2 * AGENTS:
+                break
         saved = (await raw.ask("finish", {}))["saved"]
     finally:
         await raw.stop()
-    assert measured["steps"] == saved > 2 * AGENTS
+    assert measured == saved > 2 * AGENTS
     conn = await asyncpg.connect(database)
     try:
         kinds = dict(await conn.fetch("select kind, count(*) from events group by kind"))
@@ -301,7 +313,7 @@ async def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     async def gone() -> bool:
         return not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
-    assert await poll_until(gone, within_s=10.0)
+    assert await poll_until(gone, within_s=20.0)
 
 
 async def test_a_server_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ async def test_an_agent_ready_before_the_bound_is_claimed_within_a_second(databa
         await engine.until_idle(first)
         await engine.say(old, wake=False)
         await engine.sql.execute("update agent_sched set ready_at = now() - interval '1 hour' where agent_id = $1", old)
-        await engine.until_idle(old, limit_s=3)
+        await engine.until_idle(old, limit_s=20)
         assert len(await engine.events(old)) == 3
 
 
@@ -265,7 +265,7 @@ async def test_a_kept_claim_yields_to_an_old_waiter(database: str) -> None:
             await engine.say(busy)
             await until(lambda: steps_until_newcomer > 3, "the busy one is under way")
             await engine.say(newcomer, "newcomer")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await newcomer_done.wait()
             await engine.until_idle(busy, newcomer)
 
@@ -429,7 +429,7 @@ async def test_saves_go_in_groups_within_their_bounds(database: str, monkeypatch
     serving = asyncio.create_task(saver.run())
     await asyncio.sleep(0)
     go.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await asyncio.gather(*waiting)
     serving.cancel()
     await asyncio.wait([serving])

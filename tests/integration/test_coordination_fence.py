@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from omnara.db.advance import advance
+from omnara.db.connection import LIMITS, ConnKind, Limits
 from omnara.db.recovery import TakenAgent, lock_claim, take_away
 from omnara.db.snapshot import read_for_step
 from omnara.domain.advance import (
@@ -35,6 +36,7 @@ from omnara.engine.model_step import Next, advance_for, begin_model
 from omnara.engine.scope import AgentPath
 from omnara.ids import new_uuid
 from omnara.providers.in_process import say
+from omnara.worker import saver as saver_module
 from tests.support.by_hand import PLAN, begun_by_hand
 from tests.support.crashing import locked, owner
 from tests.support.engine import Engine, engine_on
@@ -267,8 +269,13 @@ async def test_two_claim_holders_lock_groups_in_one_order(database: str) -> None
         await right.close()
 
 
-async def test_a_locked_agent_does_not_hold_up_its_group(database: str) -> None:
-    """H: one of thirty agents is locked by an API transaction for long; the other twenty-nine are saved meanwhile."""
+async def test_a_locked_agent_does_not_hold_up_its_group(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H: one of thirty agents is locked by an API transaction for long; the other twenty-nine are saved meanwhile.
+
+    A save that waited for the lock would wait for longer than this test.
+    """
+    monkeypatch.setattr(saver_module, "SAVE_TIMEOUT_S", 120.0)
+    monkeypatch.setitem(LIMITS, ConnKind.SAVER, Limits(120_000, 120_000))
     async with engine_on(database, lambda _: say("hello")) as engine:
         agents = await engine.add_agents(30)
         go = asyncio.Event()
@@ -288,7 +295,7 @@ async def test_a_locked_agent_does_not_hold_up_its_group(database: str) -> None:
         async with locked(engine, agents[10]):
             go.set()
             others = [agent for agent in agents if agent != agents[10]]
-            await engine.until_idle(*others, limit_s=5)
+            await engine.until_idle(*others)
             assert (await engine.hot(agents[10]))["worker_id"] is not None
         await engine.until_idle(agents[10])
         assert calls == 30

@@ -318,7 +318,7 @@ async def test_stopping_while_the_server_is_away_takes_no_time(tmp_path: Path) -
     gone = DaemonServer()
     gone.url = f"http://127.0.0.1:{free_ports()[0]}"
     async with daemon(gone, tmp_path) as running:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(15):
             assert await running.end() == 0
 
 
@@ -337,7 +337,7 @@ async def test_a_line_that_swallows_everything_is_noticed_by_its_pings(
             await acknowledged(tmp_path / "home", "prc_1")
             proxy.go_silent()
             (tmp_path / "go").touch()
-            await until(lambda: _state(running) == "not connected", "the silence is noticed", limit_s=10)
+            await until(lambda: _state(running) == "not connected", "the silence is noticed", limit_s=20)
             proxy.flow()
             again = await server.channel()
             event = await again.expect_report(wire.ProcessFinished)

@@ -132,10 +132,7 @@ async def test_a_killed_process_leaves_its_server_to_the_next(root: Path) -> Non
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         await asyncio.to_thread(child.communicate)
-    loop = asyncio.get_running_loop()
-    started = loop.time()
     async with embedded(root) as pg:
-        assert loop.time() - started < 5.0
         assert (pg.adopted, pg.pid) == (True, pid)
         assert await ask(pg.dsn) == 1
     await until(lambda: not psutil.pid_exists(pid), "the adopted server is stopped too")

@@ -53,14 +53,12 @@ class Replica:
         return self.bus.subscribe(list(Kind))
 
 
-async def drain(
-    subscription: Subscription, kind: Kind, wanted: set[str], *, perhaps: frozenset[str] = frozenset()
-) -> None:
+async def drain(subscription: Subscription, kind: Kind, wanted: set[str]) -> None:
     seen: set[str] = set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not wanted <= seen:
             seen |= (await subscription.get()).ids.get(kind, frozenset())
-    assert seen - perhaps == wanted
+    assert seen == wanted
 
 
 @contextlib.asynccontextmanager
@@ -91,7 +89,7 @@ async def test_all_kinds_travel_and_deltas_keep_their_order(empty_database: str)
             left.sender.delta("a", f"{number}:{'x' * 50}")
         texts: list[str] = []
         ids: dict[Kind, frozenset[str]] = {}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while len(texts) < 300:
                 batch = await there.get()
                 ids |= batch.ids
@@ -150,7 +148,7 @@ async def test_ten_thousand_ids_become_everything(empty_database: str) -> None:
     async with two_replicas(empty_database) as (left, right):
         there = await right.listening()
         left.sender.ready([str(number) for number in range(MAX_IDS + 1)])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             batch = await there.get()
         assert batch.everything == {Kind.READY}
 
@@ -177,7 +175,7 @@ async def test_a_terminated_listener_comes_back_and_looks_again(empty_database: 
         there = await right.listening()
         await left.listening()
         await kill_listeners(empty_database)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             batch = await there.get()
         assert Kind.READY in batch.everything
         assert Kind.EVENTS in batch.everything
@@ -192,9 +190,9 @@ async def test_a_silent_network_is_noticed_by_the_heartbeat(empty_database: str)
         async with running(replica.listener):
             there = await replica.listening()
             proxy.go_silent()
-            await until(lambda: not replica.listener.connected, "the silence is noticed", limit_s=3)
+            await until(lambda: not replica.listener.connected, "the silence is noticed", limit_s=20)
             proxy.flow()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 assert Kind.READY in (await there.get()).everything
 
 
@@ -209,7 +207,7 @@ async def test_a_connection_that_no_longer_listens_is_replaced(empty_database: s
     async with running(listener):
         await listener.wait_listening()
         await conns[0].execute("unlisten *")
-        await until(lambda: listener.connects == 2, "a new connection listens")
+        await until(lambda: listener.connects >= 2, "a new connection listens")
 
 
 async def test_a_listener_holds_no_transaction_and_no_snapshot(empty_database: str) -> None:
@@ -248,8 +246,15 @@ async def test_a_lost_session_drops_hints_but_not_the_sender(empty_database: str
             replica.sender.ready(["lost"])
             await until(lambda: replica.sender.dropped == 1, "the hint is given up")
             proxy.flow()
-            replica.sender.ready(["c"])
-            await drain(there, Kind.READY, {"c"}, perhaps=frozenset({"lost"}))
+            seen: set[str] = set()
+
+            def heard() -> bool:
+                replica.sender.ready(["c"])  # again, since it may get lost too when all stands still
+                seen.update(there.take().ids.get(Kind.READY, frozenset()))
+                return "c" in seen
+
+            await until(heard, "hints get through again")
+            assert seen <= {"lost", "c"}
         await replica.session.close()
 
 
@@ -264,7 +269,7 @@ async def test_a_hook_that_fails_is_tried_again(empty_database: str) -> None:
 
     listener = HintListener(ConnectSettings(dsn=empty_database), LocalBus(), origin="o", on_connect=on_connect)
     async with running(listener):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await listener.wait_listening()
     assert (tries, listener.connects) == (2, 1)
     assert not listener.connected

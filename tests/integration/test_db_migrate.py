@@ -146,7 +146,7 @@ async def test_a_schema_change_never_queues_for_long_before_the_readers(empty_da
         return not await waits()
 
     await until(waits, "the change waits for the reader")
-    await until(gave_up, "the change stands back", limit_s=6)
+    await until(gave_up, "the change stands back")
     await reader.execute("commit")
     await reader.close()
     assert (await altering).applied == (3,)

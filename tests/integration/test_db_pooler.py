@@ -131,7 +131,7 @@ async def test_pgbouncer_is_recognised_however_it_hands_out_connections(
     """A single server connection made the look at the idle client wait; two in turns came round to the first one."""
     async with pgbouncer(empty_database, **settings) as bouncer:
         for _ in range(3):
-            assert await is_transaction_pooler(bouncer.dsn, timeout_s=2.0)
+            assert await is_transaction_pooler(bouncer.dsn, timeout_s=20.0)
 
 
 async def test_pgbouncer_is_recognised_while_others_use_it(empty_database: str) -> None:
@@ -171,7 +171,7 @@ async def test_statement_mode_is_refused_at_once_wherever_it_is(empty_database: 
             ("OMNARA_DATABASE_DIRECT_URL leads", ConnectSettings(dsn=empty_database, direct_dsn=bouncer.dsn)),
         ]
         for text, one in settings:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 with pytest.raises(ConfigurationError, match=f"{text} through a pooler in statement mode"):
                     await resolve(one)
         found = await check_pooler(ConnectSettings(dsn=bouncer.dsn))

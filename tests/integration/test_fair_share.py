@@ -125,7 +125,7 @@ def lent(server: ApiServer) -> int:
 
 
 async def test_at_most_half_of_a_pool_works_for_one_agent(empty_database: str) -> None:
-    pool = ApiPool(ConnectSettings(dsn=empty_database), size=4, acquire_timeout_s=5.0)
+    pool = ApiPool(ConnectSettings(dsn=empty_database), size=4, acquire_timeout_s=30.0)
     await pool.start()
     a, b = new_uuid(), new_uuid()
     most: dict[UUID | None, int] = {}
@@ -149,7 +149,7 @@ async def test_at_most_half_of_a_pool_works_for_one_agent(empty_database: str) -
 
 
 async def test_the_background_leaves_one_connection_to_requests(empty_database: str) -> None:
-    pool = ApiPool(ConnectSettings(dsn=empty_database), size=3, acquire_timeout_s=5.0)
+    pool = ApiPool(ConnectSettings(dsn=empty_database), size=3, acquire_timeout_s=30.0)
     await pool.start()
     go_on, held = asyncio.Event(), 0
 
@@ -166,7 +166,7 @@ async def test_the_background_leaves_one_connection_to_requests(empty_database: 
             pool._acquire_timeout_s = 0.05
             with pytest.raises(DatabaseUnavailable, match="in the background"):
                 await use(pool)
-            pool._acquire_timeout_s = 5.0
+            pool._acquire_timeout_s = 30.0
             given_up = asyncio.create_task(use(pool))
             await asyncio.sleep(0)
             given_up.cancel()

@@ -122,19 +122,25 @@ async def test_a_stream_from_the_start_takes_the_memory_of_a_few_pages(server: A
 
 async def test_a_stream_near_the_end_starts_at_once(server: ApiServer, agent: str) -> None:
     headers = {"Authorization": f"Bearer {server.key}", "Last-Event-ID": str(TURNS * 4 - 10)}
-    start = time.perf_counter()
-    async with server.session.get(f"{server.url}{agent}/events/stream", headers=headers) as response:
-        async for line in response.content:
-            if line.startswith(b"id: "):
-                break
-    assert time.perf_counter() - start < LIMIT_S
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        async with server.session.get(f"{server.url}{agent}/events/stream", headers=headers) as response:
+            async for line in response.content:
+                if line.startswith(b"id: "):
+                    break
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[1] < LIMIT_S
 
 
 async def test_a_message_is_answered_from_the_checkpoint_on(server: ApiServer, agent: str) -> None:
     with within(48):
         await server.say(agent, embed(say("cold")))
         assert (await server.settled(agent))["output"] == "cold"
-    start = time.perf_counter()
-    await server.say(agent, embed(say("warm")))
-    assert (await server.settled(agent))["output"] == "warm"
-    assert time.perf_counter() - start < LIMIT_S
+    times = []
+    for word in ("warm", "still", "and on"):
+        start = time.perf_counter()
+        await server.say(agent, embed(say(word)))
+        assert (await server.settled(agent))["output"] == word
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[1] < LIMIT_S

@@ -41,7 +41,7 @@ async def test_every_check_is_linear_in_the_history_of_one_agent(engine: Engine,
             assert await connection.fetch(check.read_text(encoding="utf-8"), timeout=60) == []
             slow[check.stem] = time.perf_counter() - start
     # 40,000 events: each check takes 0.2 s at most where it is linear, and half a minute where it is not.
-    assert {name: round(seconds, 2) for name, seconds in slow.items() if seconds > 3} == {}
+    assert {name: round(seconds, 2) for name, seconds in slow.items() if seconds > 10} == {}
 
 
 async def _broken(engine: Engine, name: str) -> list[str]:

@@ -25,7 +25,7 @@ from tests.support.machines import TestMachine, bind, make_machine, make_pool_ma
 from tests.support.tcp_proxy import proxied
 from tests.support.waiting import until
 
-QUICK = {"machine_heartbeat_s": 1.0, "machine_lease_s": 3.0, "machine_drain_s": 0.2, "machine_sweep_s": 0.1}
+QUICK = {"machine_heartbeat_s": 1.0, "machine_lease_s": 60.0, "machine_drain_s": 0.2, "machine_sweep_s": 0.1}
 
 
 class Folders:
@@ -113,7 +113,7 @@ class Scene:
         await until(over, "the process is over", limit_s=limit_s)
         return found
 
-    async def driven_by(self, replica: Replica, limit_s: float = 10.0) -> None:
+    async def driven_by(self, replica: Replica, limit_s: float = 20.0) -> None:
         async def there() -> bool:
             row = await self.rows(
                 "select m.worker_id, c.state from machines m join machine_connections c on c.machine_id = m.id"
@@ -172,7 +172,7 @@ async def test_a_stopping_replica_hands_over_and_the_command_runs_on(scene: Scen
         started = asyncio.get_running_loop().time()
         await scene.first.driver.drain(Deadline(20))
         await scene.driven_by(second)
-        assert asyncio.get_running_loop().time() - started < 3
+        assert asyncio.get_running_loop().time() - started < 15
         (scene.folder() / "stop").touch()
         row = await scene.ended(process_id)
         assert (row["state"], row["exit_code"]) == ("exited", 0)

@@ -45,7 +45,7 @@ def open_directory() -> Iterator[Path]:
         places = [process.info["cwd"] or "", *(process.info["cmdline"] or [])]
         if any(place.startswith(str(path)) for place in places):
             process.kill()
-            process.wait(10)
+            process.wait(30)
     shutil.rmtree(path)
 
 
@@ -120,7 +120,7 @@ async def test_the_replica_that_drives_a_machine_ends(scene: Scene, how: int) ->
     await driver.exited()
     scene.file("stop").touch()
     after = await scene.queue("echo after >> log")
-    other = await scene.driver(limit_s=10)
+    other = await scene.driver(limit_s=20)
     assert other is not driver
     await scene.until_state(process_id, "exited")
     await scene.until_state(after, "exited")

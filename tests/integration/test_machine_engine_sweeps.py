@@ -228,7 +228,7 @@ async def test_a_sweep_waits_for_nobody(engine: Engine) -> None:
     async with floor.deps.db.transaction() as connection:
         await connection.execute("select from agent_sched where agent_id = $1 for update", held.path.agent_id)
         await connection.execute("select from processes where id = $1 for update", locked.id)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             # One task may hold one connection of the pool.
             assert (await asyncio.create_task(sweep(floor.deps))).overdue == 1
     assert await floor.state(free) == ("failed", "process_not_accepted")

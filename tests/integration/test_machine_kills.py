@@ -92,7 +92,7 @@ async def test_the_machine_reports_while_nobody_holds_the_agent(database: str, f
         async with process(engine, files, die_at="tool_tx_committed", asks=RUN) as child:
             async with asyncio.timeout(20):
                 assert await child.wait() == -signal.SIGKILL
-        [replica] = await engine.start(claim_sweep_s=60.0, death_grace_s=2.0)
+        [replica] = await engine.start(claim_sweep_s=5.0, death_grace_s=2.0)
         machine = HandMachine(replica.deps, machine_id)
         await machine.connect()
         offer = await machine.take()

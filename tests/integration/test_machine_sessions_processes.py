@@ -91,7 +91,7 @@ async def test_a_killed_replica_with_the_channel(scene: Scene) -> None:
         async def offline() -> bool:
             return await scene.connection() == "offline"
 
-        await until(offline, "the machine is offline long before its lease is over", limit_s=8)
+        await until(offline, "the machine is offline long before its lease is over", limit_s=20)
         daemon.url = scene.b.url
         answer = await daemon.register([process_claim(public)])
         assert [found["disposition"] for found in answer["reconciliation"]["processes"]] == ["retain"]
@@ -112,7 +112,7 @@ async def test_a_replica_that_is_told_to_stop(scene: Scene) -> None:
         started = loop.time()
         scene.a.signal(signal.SIGTERM)
         assert await daemon.closed() == 1001
-        assert loop.time() - started < 1
+        assert loop.time() - started < 15
         daemon.url = scene.b.url
         await daemon.register()
         await daemon.connect()

@@ -102,7 +102,7 @@ async def test_a_command_for_a_machine_that_is_there_concerns_its_channel_alone(
             await machine.connect()
         with engine.hints.buses[0].subscribe({Kind.MACHINES, Kind.COMMANDS}) as heard:
             await engine.say(agent)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 batch = await heard.get()
         assert batch.ids == {Kind.COMMANDS if connected else Kind.MACHINES: frozenset({str(machine_id)})}
         if not connected:

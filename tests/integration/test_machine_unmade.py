@@ -221,7 +221,7 @@ async def test_a_machine_whose_daemon_came_meanwhile_is_not_given_up(
 
         monkeypatch.setattr(runtime_rows, "registered", slowly)
         coming = asyncio.create_task(hand.connect())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await comes.wait()
         giving_up = asyncio.create_task(provisioning.give_up(deps, machine, "no daemon", Times()))
         await until(held_up, "it waits for the registration")

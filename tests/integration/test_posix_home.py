@@ -187,7 +187,7 @@ async def test_a_command_is_executed_once_however_often_it_is_asked(home: HomeOf
 async def test_background_children_end_with_the_shell(home: HomeOfTest) -> None:
     started = time.monotonic()
     record = await home.run("sleep 600 & echo hi")
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 15
     assert await home.text(record.process_id) == "hi\n"
     assert not living_session(await home.leader(record.process_id))
 

@@ -45,7 +45,7 @@ async def test_the_end_is_seen_although_the_server_was_started_with_signals_bloc
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         quiet = await home.start("exec >/dev/null 2>&1; sleep 0.1", 0)
-        ended = (await home.ended(quiet.process_id, 5)).exit
+        ended = (await home.ended(quiet.process_id)).exit
         assert ended is not None
         assert ended.state == "exited"
 

@@ -35,7 +35,7 @@ class Place:
     """A provider whose machines are entries of a dictionary; each call does first what `before` says."""
 
     name = "docker"
-    provision_timeout_s = 5.0
+    provision_timeout_s = 60.0
 
     def __init__(self) -> None:
         self.machines: dict[str, MachineSpec] = {}
@@ -112,7 +112,7 @@ class Gate:
 
     async def reached(self) -> None:
         """Wait for the first such call."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await self._reached.wait()
 
     def open(self) -> None:
@@ -144,7 +144,7 @@ async def driven(held: Held) -> None:
         query = "select state from machine_connections where machine_id = $1"
         return bool((await held.fleet.fetch(query, held.machine.id))[0]["state"] == "online")
 
-    await until(online, "it is driven", limit_s=10)
+    await until(online, "it is driven", limit_s=20)
 
 
 def failing(times: int, what: str, error: Callable[[], Exception]) -> Callable[[str, MachineSpec], None]:
@@ -206,8 +206,8 @@ async def test_an_answer_that_comes_after_the_deletion_leaves_nothing(replica: F
     await delete(held)
     assert (await held.row())["lifecycle_state"] == "deleting"
     making.open()
-    await held.until_state("deleted", limit_s=10)
-    await until(lambda: not place.machines, "nothing is left", limit_s=5)
+    await held.until_state("deleted", limit_s=20)
+    await until(lambda: not place.machines, "nothing is left", limit_s=20)
 
 
 async def test_an_answer_that_comes_after_somebody_else_took_over_removes_nothing(replica: Fleet, place: Place) -> None:
@@ -242,10 +242,10 @@ async def test_what_an_attempt_leaves_that_fails_after_the_deletion_is_removed(
     await making.reached()
     await delete(held)
     await replica.fetch("update machines set claimed_until = now() where id = $1", held.machine.id)
-    await held.until_state("deleted", limit_s=10)
+    await held.until_state("deleted", limit_s=20)
     assert place.calls.count("delete") == 1
     making.open()
-    await until(lambda: place.calls.count("delete") == 2 and not place.machines, "nothing is left", limit_s=5)
+    await until(lambda: place.calls.count("delete") == 2 and not place.machines, "nothing is left", limit_s=20)
 
 
 async def test_what_is_made_while_somebody_else_removes_the_machine_is_removed(replica: Fleet, place: Place) -> None:
@@ -263,10 +263,10 @@ async def test_what_is_made_while_somebody_else_removes_the_machine_is_removed(r
     await replica.fetch("update machines set claimed_until = now() where id = $1", held.machine.id)
     await removing.reached()
     making.open()
-    await until(lambda: place.calls.count("delete") == 2 and not place.machines, "it is removed", limit_s=5)
+    await until(lambda: place.calls.count("delete") == 2 and not place.machines, "it is removed", limit_s=20)
     assert (await held.row())["lifecycle_state"] == "deleting"
     removing.open()
-    await held.until_state("deleted", limit_s=10)
+    await held.until_state("deleted", limit_s=20)
 
 
 async def test_what_was_fetched_for_a_machine_that_is_gone_makes_nothing(replica: Fleet, place: Place) -> None:
@@ -275,7 +275,7 @@ async def test_what_was_fetched_for_a_machine_that_is_gone_makes_nothing(replica
     await fetching.reached()
     await delete(held)
     fetching.open()
-    await held.until_state("deleted", limit_s=10)
+    await held.until_state("deleted", limit_s=20)
     assert (place.calls.count("provision"), place.calls.count("delete")) == (0, 1)
 
 
@@ -345,7 +345,7 @@ async def asleep(replica: Fleet, place: Place) -> Held:
     await held.until_state("active")
     await driven(held)
     await idle_for_long(held)
-    await until(lambda: "sleep" in place.calls, "it is put to sleep", limit_s=10)
+    await until(lambda: "sleep" in place.calls, "it is put to sleep", limit_s=20)
     return held
 
 
@@ -369,7 +369,7 @@ async def test_a_wake_that_fails_is_tried_again_however_often(replica: Fleet, pl
     async def awake() -> bool:
         return (await held.row())["asleep_since"] is None
 
-    await until(awake, "it is awake", limit_s=10)
+    await until(awake, "it is awake", limit_s=20)
     assert (await held.row())["wake_attempts"] == 0
 
 
@@ -378,7 +378,7 @@ async def test_a_fault_of_one_wake_ends_nothing_else(replica: Fleet, place: Plac
     held = await asleep(replica, place)
     place.before = failing(1, "wake", lambda: RuntimeError("what nobody foresaw"))
     await held.queue("echo here")
-    await until(lambda: "wake" in place.calls, "it is tried", limit_s=10)
+    await until(lambda: "wake" in place.calls, "it is tried", limit_s=20)
     await replica.fetch("update machines set wake_until = now() - interval '1 hour' where id = $1", held.machine.id)
     await driven(held)
     assert place.calls.count("wake") == 2
@@ -398,14 +398,14 @@ async def test_a_wake_that_never_succeeds_lets_what_waits_give_up_in_its_time(da
                 await sweep(server.deps)
                 return bool((await held.process(process_id))["state"] == "failed")
 
-            await until(given_up, "it is given up", limit_s=10)
+            await until(given_up, "it is given up", limit_s=20)
             row = await held.process(process_id)
             assert row["reason_code"] == "machine_unreachable"
             assert (await held.row())["lifecycle_state"] == "active"
             place.before = None
             await held.queue("echo here")
             before = len(place.calls)
-            await until(lambda: "wake" in place.calls[before:], "it is tried again", limit_s=10)
+            await until(lambda: "wake" in place.calls[before:], "it is tried again", limit_s=20)
         finally:
             await replica.stop()
 
@@ -424,7 +424,7 @@ async def test_a_place_that_stays_away_lets_what_waits_give_up_and_is_tried_on(d
                 await sweep(server.deps)
                 return bool((await held.process(first))["state"] == "failed")
 
-            await until(given_up, "it is given up", limit_s=10)
+            await until(given_up, "it is given up", limit_s=20)
             row = await held.row()
             assert (row["lifecycle_state"], row["lifecycle_reason_code"], row["provision_attempts"]) == (
                 "provisioning", "provider_unavailable", 0,

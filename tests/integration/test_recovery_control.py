@@ -407,7 +407,7 @@ async def test_claims_that_only_the_database_knows_are_released(database: str) -
             replica.identity.worker_id,
         )
         replica.worker._claimer.resume(replica.identity.worker_id)
-        await engine.until_idle(agent, limit_s=5)
+        await engine.until_idle(agent, limit_s=20)
         assert await kinds(engine, agent) == ["config_change", "content", "end_turn"]
 
 
@@ -429,7 +429,7 @@ async def test_a_new_claim_does_not_wait_for_the_old_call_of_the_same_agent(data
         engine.hints.muted = True
         await cancel_agent(replica.deps, owner(engine), AgentPath(agent))
         await engine.say(agent, "again")
-        await engine.until_idle(agent, limit_s=5)
+        await engine.until_idle(agent, limit_s=20)
         assert held.cut
         assert (await kinds(engine, agent))[-2:] == ["content", "end_turn"]
 
@@ -444,5 +444,5 @@ async def test_runs_whose_claim_is_gone_are_stopped(database: str) -> None:
         await held.running.wait()
         engine.hints.muted = True
         await cancel_agent(replica.deps, owner(engine), AgentPath(agent))
-        await until(lambda: held.cut, "the call is ended", limit_s=5)
+        await until(lambda: held.cut, "the call is ended", limit_s=20)
         await until(lambda: replica.worker.running == 0, "nothing runs")

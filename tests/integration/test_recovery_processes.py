@@ -158,7 +158,7 @@ async def test_stopped_for_longer_than_the_lease_then_continued(database: str, f
             old = (await engine.hot(agent))["worker_id"]
             assert old is not None
             child.send_signal(signal.SIGSTOP)
-            [other] = await engine.start()
+            [other] = await engine.start(worker_lease_s=1.0)
             await until_worker_is(engine, old, "lapsed")
             await engine.until_idle(agent)
             before = await engine.events(agent)

@@ -28,7 +28,7 @@ class ByFrame:
         """Send one frame to the runtime."""
         await self.link.send(frame)
 
-    async def expect(self, kind: type[F], within_s: float = 5.0) -> F:
+    async def expect(self, kind: type[F], within_s: float = 20.0) -> F:
         """Return the next frame, which has to be of this kind."""
         async with asyncio.timeout(within_s):
             frame = await self.link.receive()
@@ -82,7 +82,7 @@ class ByFrame:
         """Cut the line and wait until the runtime has noticed."""
         await self.link.close(1006)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await self.serving
         except LinkClosed:
             return
@@ -90,7 +90,7 @@ class ByFrame:
 
     async def ended(self) -> Ended:
         """Wait until the runtime says that it was ended."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             return await self.serving
 
     async def stop(self) -> None:

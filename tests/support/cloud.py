@@ -118,7 +118,7 @@ class Cloud(Provider):
     def lose(self, name: str) -> None:
         """A box ends by itself, with all that is in it."""
         self.boxes[name].kill()
-        self.boxes[name].wait(10)
+        self.boxes[name].wait(30)
         end_all_below(self.root / name)
 
     def suspend(self, name: str) -> None:

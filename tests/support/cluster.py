@@ -108,7 +108,7 @@ class Cluster:
             replica.kill()
             replica.probes.close()
         if ended:
-            await until(lambda: not left_behind(ended), "no process is left behind", limit_s=10)
+            await until(lambda: not left_behind(ended), "no process is left behind", limit_s=20)
 
     # --- processes --------------------------------------------------------------------------------------
 

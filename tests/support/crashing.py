@@ -92,7 +92,7 @@ def owner(engine: Engine) -> Principal:
     )
 
 
-async def until_claimed(engine: Engine, agent_id: UUID, *, limit_s: float = 10.0) -> None:
+async def until_claimed(engine: Engine, agent_id: UUID, *, limit_s: float = 20.0) -> None:
     """Wait until some worker holds the agent."""
 
     async def claimed() -> bool:
@@ -101,7 +101,7 @@ async def until_claimed(engine: Engine, agent_id: UUID, *, limit_s: float = 10.0
     await until(claimed, "the agent is claimed", limit_s=limit_s)
 
 
-async def until_worker_is(engine: Engine, worker_id: UUID, state: str, *, limit_s: float = 10.0) -> float:
+async def until_worker_is(engine: Engine, worker_id: UUID, state: str, *, limit_s: float = 20.0) -> float:
     """Wait until the row of a worker has this state; returns how many seconds that took."""
 
     async def there() -> bool:

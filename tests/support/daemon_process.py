@@ -52,14 +52,14 @@ class DaemonProcess:
         """`kill -9` of the daemon; its commands and their keepers are left."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(30)
             self.process = None
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         assert self.process is not None
         self.process.terminate()
-        code = self.process.wait(10)
+        code = self.process.wait(30)
         self.process = None
         return code
 

@@ -32,7 +32,7 @@ class Channel:
         """Send one frame."""
         await self.socket.send_str(wire.encode(frame).decode())
 
-    async def expect(self, kind: type[F], within_s: float = 10.0) -> F:
+    async def expect(self, kind: type[F], within_s: float = 20.0) -> F:
         """Return the next frame that is no heartbeat; it has to be of this kind."""
         while True:
             async with asyncio.timeout(within_s):

@@ -141,7 +141,7 @@ class Box(msgspec.Struct):
         """Read output."""
         return await self.home.read(process_id, cursor, 65_536)
 
-    async def until_output(self, process_id: str, text: str, within_s: float = 10.0) -> str:
+    async def until_output(self, process_id: str, text: str, within_s: float = 20.0) -> str:
         """Wait until the output has a text; all of it."""
         end = 0
         async with asyncio.timeout(within_s):

@@ -22,7 +22,7 @@ from tests.contract.server import ApiServer, api_server
 from tests.support.machines import Rows, TestMachine, bind, queue_command
 from tests.support.waiting import until
 
-QUICK = {"machine_heartbeat_s": 1.0, "machine_lease_s": 3.0, "machine_drain_s": 0.2, "machine_sweep_s": 0.1}
+QUICK = {"machine_heartbeat_s": 1.0, "machine_lease_s": 60.0, "machine_drain_s": 0.2, "machine_sweep_s": 0.1}
 TIMES = Times(
     retries_s=(0.1, 0.1, 0.1),
     removals_s=(0.2, 0.2, 0.2, 0.2),

@@ -45,7 +45,7 @@ ToolRun = Callable[[ToolCallRequest], Awaitable[ToolResult]]
 FORMAT = "openai_chat_completions"
 
 FAST = Settings(
-    worker_lease_s=3.0,
+    worker_lease_s=30.0,
     worker_renew_s=0.2,
     worker_probe_s=0.03,
     death_grace_s=0.3,
@@ -56,7 +56,7 @@ FAST = Settings(
     model_retry_cap_s=0.1,
     death_limit=5,
 )
-"""The engine's time constants, shrunk."""
+"""The engine's time constants, shrunk; but for the lease, which has to outlast a computer that stands still."""
 
 
 class LocalHints:
@@ -112,7 +112,7 @@ class Replica:
     deps: Deps
     stopped: bool = False
 
-    async def drain(self, seconds: float = 5.0) -> None:
+    async def drain(self, seconds: float = 20.0) -> None:
         """Stop as a deploy does."""
         await self.worker.drain(Deadline(seconds))
         await self.stop()
@@ -275,7 +275,7 @@ class Engine:
         )
         return [(row[0], row[1], msgspec.json.decode(row[2])) for row in rows]
 
-    async def until_idle(self, *agents: UUID, limit_s: float = 15.0) -> None:
+    async def until_idle(self, *agents: UUID, limit_s: float = 20.0) -> None:
         """Wait until none of these agents has anything to do or is claimed."""
 
         async def idle() -> bool:

@@ -69,7 +69,7 @@ class HandMachine:
         assert isinstance(found, offers.Pending)
         return found
 
-    async def offered(self, count: int = 1, *, limit_s: float = 10.0) -> list[ProcessOffer]:
+    async def offered(self, count: int = 1, *, limit_s: float = 20.0) -> list[ProcessOffer]:
         """Wait until so many processes are offered."""
         found: list[ProcessOffer] = []
 

@@ -203,7 +203,7 @@ class RawDaemon:
         """Send a heartbeat."""
         await self.send("heartbeat", daemon_instance_id=self.instance)
 
-    async def receive(self, within_s: float = 10.0) -> tuple[str, Any]:
+    async def receive(self, within_s: float = 20.0) -> tuple[str, Any]:
         """Return the next frame; ("closed", code) when the socket ended."""
         message = await self.socket.receive(timeout=within_s)
         if message.type is not aiohttp.WSMsgType.TEXT:
@@ -211,7 +211,7 @@ class RawDaemon:
         frame = msgspec.json.decode(message.data)
         return frame["type"], frame["payload"]
 
-    async def expect(self, kind: str, within_s: float = 10.0) -> Any:
+    async def expect(self, kind: str, within_s: float = 20.0) -> Any:
         """Return the payload of the next frame of this kind, whatever comes before it."""
         async with asyncio.timeout(within_s):
             while True:
@@ -220,7 +220,7 @@ class RawDaemon:
                     return payload
                 assert found != "closed", f"closed with {payload} while {kind} was expected"
 
-    async def closed(self, within_s: float = 10.0) -> int:
+    async def closed(self, within_s: float = 20.0) -> int:
         """Return the code with which the socket is closed, whatever comes before that."""
         async with asyncio.timeout(within_s):
             while True:

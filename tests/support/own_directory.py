@@ -20,5 +20,5 @@ def own_directory() -> Iterator[Path]:
     for process in psutil.process_iter(["cwd"]):
         if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(path):
             process.kill()
-            process.wait(10)
+            process.wait(30)
     shutil.rmtree(path)

@@ -46,7 +46,7 @@ class HomeOfTest:
         await self.home.prepare(spec)
         return await self.home.execute(spec.process_id, wait_s)
 
-    async def ended(self, process_id: str, limit_s: float = 10.0) -> ProcessRecord:
+    async def ended(self, process_id: str, limit_s: float = 20.0) -> ProcessRecord:
         """Wait for the end."""
         async with asyncio.timeout(limit_s):
             record = await self.home.watch(process_id, 1 << 60, limit_s)

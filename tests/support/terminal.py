@@ -123,7 +123,7 @@ class Terminal:
         except AssertionError:
             raise AssertionError(f"still there: {text}\n{self.text}") from None
 
-    async def ended(self, within_s: float = 10.0) -> int:
+    async def ended(self, within_s: float = 20.0) -> int:
         """Wait until the program has ended and all that it wrote is shown; its exit code."""
         assert self.process is not None
         async with asyncio.timeout(within_s):

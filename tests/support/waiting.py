@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 
-async def until(true: Callable[[], bool | Awaitable[bool]], what: str, *, limit_s: float = 10.0) -> float:
+async def until(true: Callable[[], bool | Awaitable[bool]], what: str, *, limit_s: float = 20.0) -> float:
     """Ask again and again until `true()` holds; return how many seconds that took. Fails the test after `limit_s`."""
     loop = asyncio.get_running_loop()
     started = loop.time()

@@ -40,7 +40,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     die_at: str = ""
     dies_on: int = 1
     hold: str = ""
-    lease_s: float = 3.0
+    lease_s: float = 30.0
     asks: tuple[str, dict[str, Any]] = ("count", {})
 
 

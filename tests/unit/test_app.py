@@ -150,7 +150,7 @@ async def test_the_ops_listener_answers_while_nothing_is_ready_and_refuses_a_tak
             await second.start()
         await second.stop()
     finally:
-        await asyncio.wait_for(listener.stop(), 5)
+        await asyncio.wait_for(listener.stop(), 20)
 
 
 def test_full_collections_are_rare_while_a_server_runs_and_as_before_afterwards() -> None:

@@ -78,10 +78,10 @@ again: *s
     ],
 )
 def test_bad_yaml(source: str, message: str) -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(SourceError, match=message):
         read_source(source, "yaml")
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from omnara.machines.docker.home import DockerHome
 from omnara.machines.docker.launchscript import launch_script
 from omnara.machines.docker.records import Reply, actions_of, process_of, processes_of, slice_of
 from omnara.machines.processes import HomeLost, ProcessSpec
+from tests.support.waiting import until
 
 # Fixed: names of tests contain them, and all processes that run tests must agree on those.
 PRC, PAC = encode(IdKind.PROCESS, UUID(int=1)), encode(IdKind.PROCESS_ACTION, UUID(int=2))
@@ -146,8 +147,7 @@ async def line_to(talker: Talker, heard: list[str]) -> channel.Channel:
 @pytest.mark.parametrize("said", [b"p forged\n.\n", b"the beginning of the next answer", b".\n" * 30_000])
 async def test_a_line_that_speaks_without_being_asked_is_closed(said: bytes) -> None:
     line = await line_to(Talker(*[Message(1, said)] * 1000), [])
-    await asyncio.sleep(0.01)
-    assert line.closed
+    await until(lambda: line.closed, "the line is closed")
     with pytest.raises(HomeLost):
         await line.request("list -")
     await line.close()
@@ -220,9 +220,12 @@ async def test_one_question_has_one_answer() -> None:
 async def test_a_machine_that_shouts_waits_and_not_the_server() -> None:
     news, heard = Message(2, b"out prc_x\n" * 6000), list[str]()
     talker = Talker(*[news] * 1000)
+    began = asyncio.get_running_loop().time()
     line = await line_to(talker, heard)
     await asyncio.sleep(0.2)  # the loop turns at all: nothing of what is said ever has to be waited for
-    assert 2 <= talker.taken <= 12, "a second's worth, and what came in a fifth of one"
+    worth = channel.NEWS_PER_S / len(news.data)
+    passed = asyncio.get_running_loop().time() - began
+    assert 2 <= talker.taken <= (1 + passed) * worth + 2, "a second's worth, and what came in a fifth of one"
     assert not line.closed
     assert len(heard) == talker.taken, "the same news in one piece is one"
     await line.close()

@@ -166,7 +166,7 @@ async def test_wait_returns_for_every_reason() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         act()
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 20)
         reader.take()
     assert reader.closed
 
@@ -219,7 +219,7 @@ async def until(condition: object) -> None:
     async def check() -> bool:
         return bool(condition())
 
-    assert await poll_until(check, within_s=5, every_s=0.005)
+    assert await poll_until(check, within_s=20, every_s=0.005)
 
 
 async def test_deltas_cross_only_to_where_they_are_wanted(replicas: tuple[Replica, Replica]) -> None:
@@ -291,6 +291,8 @@ async def test_the_echo_of_an_own_hint_reads_nothing(
     replicas: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, front = replicas
+    now = feed_module.monotonic()
+    monkeypatch.setattr(feed_module, "monotonic", lambda: now)
     reader = front.feed.subscribe(AGENT, deltas=False)
     front.feed.events(AGENT, [event(1)])
     front.bus.publish(Hint(Kind.EVENTS, (str(AGENT),)))
@@ -302,7 +304,7 @@ async def test_the_echo_of_an_own_hint_reads_nothing(
     await until(lambda: reader.take().behind)
     front.feed.events(AGENT, [event(2)])
     reader.take()
-    later = feed_module.monotonic() + 1
+    later = now + 1
     monkeypatch.setattr(feed_module, "monotonic", lambda: later)
     front.bus.publish(Hint(Kind.EVENTS, (str(AGENT),)))
     await until(lambda: reader.take().behind)
@@ -357,5 +359,5 @@ async def test_items_are_announced_once_until_they_are_taken_and_the_task_sleeps
     waiting = asyncio.create_task(reader.wait())
     await asyncio.sleep(0)
     feed.delta(AGENT, text(3))
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 20)
     assert told == ["arrived"] * 2

@@ -135,7 +135,7 @@ async def test_a_ping_that_is_read_when_the_line_is_gone_ends_the_line() -> None
     async with TestServer(app) as server, ClientSession() as session:
         socket = await session.ws_connect(server.make_url("/"))
         gone = socket._writer.transport
-        await until(gone.is_closing, "the line is gone", limit_s=5)
+        await until(gone.is_closing, "the line is gone", limit_s=20)
         with pytest.raises(LinkClosed):
             await ClientSocketLink(socket).receive()
         await socket.close()

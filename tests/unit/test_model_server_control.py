@@ -135,7 +135,7 @@ async def test_waiting_on_the_log() -> None:
 async def test_the_mock_model_as_a_command_runs_it() -> None:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(run_mock_model(tokens=7, errors_every=2, ready=ready.set_result))
-    url = await asyncio.wait_for(ready, 10)
+    url = await asyncio.wait_for(ready, 20)
     async with aiohttp.ClientSession(headers=KEYS) as session:
         body = body_for(ANTHROPIC, model="any-model-at-all", stream=True)
         async with session.post(url + ANTHROPIC, json=body) as response:

@@ -18,7 +18,7 @@ async def test_an_expectation_sees_points_from_its_start_on() -> None:
         probes.hit("saved", agent="b")
         probes.hit("other", agent="a")
         asyncio.get_running_loop().call_soon(lambda: probes.hit("saved", agent="a", step=7))
-        point = await saved.wait(within_s=5)
+        point = await saved.wait(within_s=20)
         assert point.fields["step"] == 7
     probes.hit("saved", agent="a")
     assert len(saved.points) == 1

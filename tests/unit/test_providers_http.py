@@ -377,7 +377,7 @@ async def test_answers_of_the_whole_process_have_a_bound(endpoint: Canned) -> No
 
     endpoint.script = pieces
     slow = asyncio.create_task(attempt(gateway, target(endpoint), "small"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await begun.wait()
     for _ in range(2):
         cut = await attempt(gateway, target(endpoint), "large")

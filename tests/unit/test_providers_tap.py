@@ -101,7 +101,7 @@ async def test_a_body_arrives_whole_however_it_ends(pieces: list[bytes], close: 
                 return False
 
             async with get() as response:
-                await asyncio.wait_for(deliver(response, take), 10)
+                await asyncio.wait_for(deliver(response, take), 20)
             assert b"".join(taken) == b"abcdef"
         assert script.connections == (2 if close else 1), "a connection is used again where it can be"
 
@@ -120,7 +120,7 @@ async def test_enough_is_enough_and_the_connection_is_given_back() -> None:
             assert connection is not None
             transport, inner = connection.transport, connection.protocol
             assert transport is not None
-            await asyncio.wait_for(deliver(response, take), 10)
+            await asyncio.wait_for(deliver(response, take), 20)
             assert transport.get_protocol() is inner
             script.go.release()
             assert await response.content.read() == b"ef"
@@ -132,7 +132,7 @@ async def test_a_connection_that_breaks_is_an_error_of_the_client(close: bytes) 
     kept = Kept()
     async with answering([close], close=True) as (_, get), get() as response:
         with pytest.raises(aiohttp.ClientError):
-            await asyncio.wait_for(deliver(response, kept), 10)
+            await asyncio.wait_for(deliver(response, kept), 20)
     assert kept.data == b"ab"
 
 
@@ -143,14 +143,14 @@ async def test_a_connection_that_its_owner_closes_ends_the_delivery() -> None:
         assert response.connection is not None
         response.connection.protocol.close()
         with pytest.raises(aiohttp.ClientError):
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 20)
 
 
 async def test_a_body_that_is_no_chunked_body_is_an_error_of_the_client() -> None:
     async with answering([CHUNKED + chunk(b"ab"), b"no size\r\n"]) as (script, get), get() as response:
         script.go.release()
         with pytest.raises(aiohttp.ClientError):
-            await asyncio.wait_for(deliver(response, lambda _: False), 10)
+            await asyncio.wait_for(deliver(response, lambda _: False), 20)
 
 
 @pytest.mark.parametrize("at", [1, 2])
@@ -167,7 +167,7 @@ async def test_what_the_taker_raises_is_raised(at: int) -> None:
             return False
 
         with pytest.raises(ValueError, match="enough"):
-            await asyncio.wait_for(deliver(response, take), 10)
+            await asyncio.wait_for(deliver(response, take), 20)
         assert count == at
 
 
@@ -184,12 +184,12 @@ async def test_cancellation_closes_the_connection() -> None:
                 await deliver(response, take)
 
         task = asyncio.create_task(read())
-        await asyncio.wait_for(first.wait(), 10)
+        await asyncio.wait_for(first.wait(), 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         script.go.release()
-        await asyncio.wait_for(script.gone.wait(), 10)
+        await asyncio.wait_for(script.gone.wait(), 20)
 
 
 async def test_a_body_far_larger_than_what_the_client_holds() -> None:

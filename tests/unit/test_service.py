@@ -104,7 +104,7 @@ async def test_a_stop_during_the_start_does_not_wait_for_it() -> None:
     running = asyncio.create_task(supervisor(part).run(shutdown))
     await part.reached["start"].wait()
     shutdown.request()
-    assert await asyncio.wait_for(running, 5) == Stopped()
+    assert await asyncio.wait_for(running, 20) == Stopped()
     assert journal == ["start a", "stop a"]
 
 
@@ -119,7 +119,7 @@ async def test_a_second_request_cuts_the_drain_short() -> None:
     begun = monotonic()
     shutdown.request()
     assert await running == Stopped()
-    assert monotonic() - begun < 5
+    assert monotonic() - begun < 30
     assert journal[-1] == "stop slow"
 
 
@@ -127,7 +127,7 @@ async def test_a_drain_that_hangs_ends_with_its_time() -> None:
     journal: list[str] = []
     shutdown = Shutdown()
     watched = supervisor(Part("slow", journal, drain=forever), Part("quick", journal), drain_s=0.05)
-    assert await asyncio.wait_for(watched.run(shutdown, on_ready=shutdown.request), 10) == Stopped()
+    assert await asyncio.wait_for(watched.run(shutdown, on_ready=shutdown.request), 20) == Stopped()
     assert journal[-1] == "stop slow"
 
 

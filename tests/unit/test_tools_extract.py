@@ -48,9 +48,12 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_plain_text_returned
     child = tmp_path / "child.py"
     child.write_text(f"import os, signal\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\nsignal.pause()\n")
     monkeypatch.setattr(extract, "_CHILD", str(child))
-    found = await Extractor(limits=ExtractLimits(wall_s=2.0)).extract(ARTICLE, "text", "https://x.example/")
-    assert found.plain is True
-    assert "River number 3 runs slowly to the sea" in found.text
+    for _ in range(3):
+        found = await Extractor(limits=ExtractLimits(wall_s=2.0)).extract(ARTICLE, "text", "https://x.example/")
+        assert found.plain is True
+        assert "River number 3 runs slowly to the sea" in found.text
+        if mark.exists():  # or it was killed before it began, on a computer that stood still
+            break
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
 
@@ -188,8 +191,8 @@ def test_titles() -> None:
 )
 def test_plain_text_is_linear(unit: str) -> None:
     page = unit * (1_000_000 // len(unit))
-    start = time.perf_counter()
+    start = time.thread_time()
     plain_text(page)
     page_title(page)
     # About a tenth of this on an idle core; anything quadratic takes minutes.
-    assert time.perf_counter() - start < 10
+    assert time.thread_time() - start < 10
