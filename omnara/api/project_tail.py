@@ -39,7 +39,8 @@ QUEUE_BYTES: Final = 512 * 1024
 GAP_S: Final = 0.01
 """Between two looks; also lets commits of the same moment come in one."""
 SHARE: Final = 10
-"""A look that took long is followed by so many times its length without one."""
+"""After two looks that took long there is none for so many times the shorter one's length. One alone says nothing: a
+database that stood still for a moment would keep the streams waiting for ten times as long."""
 FIRST_AGENT: Final = UUID(int=0)
 
 
@@ -112,6 +113,19 @@ class ProjectReader:
         self.tick()
 
 
+class Pace:
+    """Seconds to the next look, by what the looks before took."""
+
+    def __init__(self) -> None:
+        self._before_s = 0.0
+
+    def after(self, took_s: float) -> float:
+        """Return the pause after a look that took so many seconds."""
+        pause_s = max(GAP_S, SHARE * min(took_s, self._before_s))
+        self._before_s = took_s
+        return pause_s
+
+
 class ProjectTail:
     """The end of one project's joint log in this process. Lives while it has readers."""
 
@@ -132,7 +146,7 @@ class ProjectTail:
 
     async def run(self, sweep_s: float) -> None:
         """Look when poked and every `sweep_s` seconds; a sweep over very many agents comes less often."""
-        pause_s = GAP_S
+        pause_s, pace = GAP_S, Pace()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(sweep_s, pause_s)):
@@ -145,7 +159,8 @@ class ProjectTail:
                 # Whatever was missed is in the log, and the next look finds it.
                 self._poked.set()
                 await asyncio.sleep(sweep_s)
-            pause_s = max(GAP_S, SHARE * (monotonic() - started))
+                continue
+            pause_s = pace.after(monotonic() - started)
             await asyncio.sleep(pause_s)
 
     async def look(self) -> None:
