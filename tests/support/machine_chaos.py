@@ -59,7 +59,7 @@ QUICK = MachineTimes(
 PATIENT = {"MACHINE_GRACE": "60s"}
 """Nobody gives up while processes start on a busy computer, so every command has to come to its end. For every test
 that is not about giving up: the shrunk grace is less than a daemon takes to start while everything else does."""
-REAL = MachineTimes(env={}, short_cut_s=20, unreachable_s=70, long_cut_s=180, back_s=120)
+REAL = MachineTimes(env={}, short_cut_s=20, unreachable_s=45, long_cut_s=180, back_s=120)
 
 
 def machine_times(times: Times) -> MachineTimes:
