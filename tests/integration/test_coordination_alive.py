@@ -478,8 +478,8 @@ async def test_a_killed_worker_is_found_and_its_agents_go_on(database: str) -> N
             assert await step_states(engine, agent) == ["interrupted", "succeeded"]
 
 
-async def test_a_claim_that_commits_while_its_worker_is_declared_dead_is_released(database: str) -> None:
-    """The claim holds the workers row FOR SHARE, so the declaration waits for it; then a later statement releases."""
+async def test_a_claim_that_commits_while_its_worker_is_judged_is_released(database: str) -> None:
+    """The claim holds the workers row FOR SHARE: no verdict is written meanwhile, and the release comes after it."""
     async with engine_on(database, lambda _: say("hello")) as engine:
         [agent] = await engine.add_agents()
         [sweeper] = await engine.start()
@@ -488,24 +488,20 @@ async def test_a_claim_that_commits_while_its_worker_is_declared_dead_is_release
         worker_id = await lone_worker(engine)
         await engine.say(agent)
         claimer = await asyncpg.connect(database)
-        declarer = await asyncpg.connect(database)
-        claiming = claimer.transaction()
-        await claiming.start()
-        [claim] = await claim_agents(claimer, worker_id, limit=5, since=ALWAYS, token=9, suspects=True)  # type: ignore[arg-type]
-        declaring = asyncio.create_task(declarer.execute(DEAD, worker_id))
-
-        async def waits() -> bool:
-            return bool(await engine.sql.fetchval("select count(*) from pg_locks where not granted"))
-
-        await until(waits, "the declaration waits for the claim")
-        assert not declaring.done()
-        await claiming.commit()
-        await declaring
+        judge = await connect(ConnectSettings(dsn=database), ConnKind.SESSION)
+        end = await engine.sql.fetchval(
+            "update workers set lease_expires_at = now() - interval '1 s' where id = $1 returning lease_expires_at",
+            worker_id,
+        )
+        async with claimer.transaction():
+            [claim] = await claim_agents(claimer, worker_id, limit=5, since=ALWAYS, token=9, suspects=True)  # type: ignore[arg-type]
+            assert await workers_db.declare_dead(judge, [], [(worker_id, end)]) == []
+        assert await workers_db.declare_dead(judge, [], [(worker_id, end)]) == [worker_id]
         released = await release_orphans(sweeper.deps, 5)
         assert released.agents == (claim.agent_id,)
         assert await claim_agents(claimer, worker_id, limit=5, since=ALWAYS, token=9, suspects=True) == []  # type: ignore[arg-type]
         await claimer.close()
-        await declarer.close()
+        await judge.close()
         sweeper.worker._claimer.resume(sweeper.identity.worker_id)
         await engine.until_idle(agent)
 
