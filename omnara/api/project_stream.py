@@ -85,7 +85,7 @@ class ProjectWriter:
                 await self._send(page)
             self._place = Place(mark)
         except Unavailable:
-            self._reader.begin()
+            self._reader.rest()
             self._stream.retry = True
 
     async def _send(self, waiting: list[ProjectFrame]) -> None:

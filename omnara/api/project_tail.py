@@ -54,12 +54,13 @@ class ProjectFrame(msgspec.Struct, frozen=True):
 class ProjectReader:
     """One stream's queue. Written by the tail, read by exactly one task; both in the same event loop."""
 
-    __slots__ = ("_bytes", "_items", "_waiter", "behind", "closed")
+    __slots__ = ("_bytes", "_deaf", "_items", "_waiter", "behind", "closed")
 
     def __init__(self) -> None:
         self._items: deque[ProjectFrame] = deque()
         self._bytes = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._deaf = False
         self.behind = False
         self.closed = False
 
@@ -82,7 +83,7 @@ class ProjectReader:
 
     def offer(self, frame: ProjectFrame) -> None:
         """Queue a frame, or give the queue up when it is full."""
-        if self.behind:
+        if self.behind or self._deaf:
             return
         if self._bytes + len(frame.data) > QUEUE_BYTES:
             self.wake()
@@ -100,7 +101,12 @@ class ProjectReader:
     def begin(self) -> None:
         """Queue from now on."""
         self.take()
-        self.behind = False
+        self.behind = self._deaf = False
+
+    def rest(self) -> None:
+        """Queue nothing and read nothing before the next `wake`: what is missing comes before whatever is offered."""
+        self.take()
+        self.behind, self._deaf = False, True
 
     def tick(self) -> None:
         """Let `wait` return."""

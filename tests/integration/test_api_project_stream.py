@@ -529,3 +529,31 @@ async def test_an_outage_of_the_database_is_waited_for(server: ApiServer, monkey
             monkeypatch.setattr(project_log, "growth", real)
             assert [n for _, n in (await take(follower, 3))[0]] == [3, 4, 5]
             assert [n for _, n in (await take(newcomer, 5))[0]] == [1, 2, 3, 4, 5]
+
+
+async def test_what_a_stream_could_not_read_comes_before_what_is_new(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database refuses a newcomer its history and answers the tail: nothing new is sent past what is missing."""
+    agent = await server.agent()
+    refused = 0
+    real = project_tail.ProjectTail.missed
+
+    async def away(*_: Any, **__: Any) -> Any:
+        nonlocal refused
+        refused += 1
+        raise Unavailable("the database is away")
+        yield
+
+    async with joint(server) as follower:
+        await first_place(follower)
+        await append(server, agent)
+        await take(follower, 1)
+        monkeypatch.setattr(project_tail.ProjectTail, "missed", away)
+        async with joint(server, "?from=start") as newcomer:
+            await until(lambda: refused >= 1, "the newcomer was refused")
+            await append(server, agent, 3)
+            assert [n for _, n in (await take(follower, 3))[0]] == [3, 4, 5], "the tail has handed it on"
+            await until(lambda: refused >= 3, "the newcomer has asked again")
+            monkeypatch.setattr(project_tail.ProjectTail, "missed", real)
+            assert [n for _, n in (await take(newcomer, 5))[0]] == [1, 2, 3, 4, 5]

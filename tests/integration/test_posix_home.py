@@ -96,6 +96,15 @@ async def test_no_descriptor_and_no_ignored_signal_comes_with_it(tmp_path: Path)
     assert int(words[8]) == leader
 
 
+def open_files(pid: int) -> set[str]:
+    """What the descriptors of a process lead to; one that it closes meanwhile is not among them."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(descriptor))
+    return found
+
+
 async def test_keepers_hold_nothing_of_whoever_opened_the_home(home: HomeOfTest, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("key")
@@ -104,7 +113,7 @@ async def test_keepers_hold_nothing_of_whoever_opened_the_home(home: HomeOfTest,
         os.set_inheritable(server.fileno(), True)
         record = await home.start("cat", 0)
         keeper = await home.keeper(record.process_id)
-        held = {os.readlink(f"/proc/{keeper}/fd/{fd}") for fd in os.listdir(f"/proc/{keeper}/fd")}
+        held = open_files(keeper)
         mine = os.readlink(f"/proc/self/fd/{server.fileno()}")
         assert str(secret) not in held
         assert mine not in held
@@ -122,8 +131,7 @@ async def test_of_many_descriptors_a_command_gets_none_of_the_fork_servers(tmp_p
             await home.said(record.process_id, "3\n")
             keeper = await home.keeper(record.process_id)
             server = home.launcher.pid
-            lines = {os.readlink(f"/proc/{server}/fd/{fd}") for fd in os.listdir(f"/proc/{server}/fd")}
-            held = {os.readlink(f"/proc/{keeper}/fd/{fd}") for fd in os.listdir(f"/proc/{keeper}/fd")}
+            lines, held = open_files(server), open_files(keeper)
             own = (await home.text(record.process_id)).split()
             assert own == ["0", "1", "2", "3"], "3 is the directory that ls reads"
             assert lines & held == {os.devnull}
